@@ -28,6 +28,7 @@ ANSWER_SECONDS = 1.0  # within which the thread of every living rank has answere
 STORE_SECONDS = 0.3  # that a rank then stays, because others may still need the store of its process
 LEAVE_SECONDS = 3.0  # after which a rank that knows of a lost peer is ended, whatever blocks it
 MEETING_SECONDS = 600.0  # within which the ranks have found each other
+LAUNCHERS = {"TORCHELASTIC_RUN_ID": "torchrun", "SUBMITIT_EXECUTOR": "submitit"}  # by the variables that they set
 SAVE_SECONDS = 30.0  # for a rank without a launcher to save and end: as much as torchrun grants
 
 LOST = "transformer/lost"  # a key of the store: some rank has failed, or lost a peer
@@ -190,11 +191,12 @@ def meeting_in_time() -> Iterator[None]:
 
 @contextmanager
 def ending_with_launcher() -> Iterator[None]:
-    """Stop this rank where torchrun is killed outright, which tells nobody: by SIGTERM first, then by force.
+    """Stop this rank where what has started it is killed outright, which tells nobody: by SIGTERM first, then by force.
 
     Its ranks would train on, and write, beside those that somebody starts in their place.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    name = next((name for variable, name in LAUNCHERS.items() if variable in os.environ), None)
+    if name is None:
         yield
         return
 
@@ -205,7 +207,7 @@ def ending_with_launcher() -> Iterator[None]:
         while os.getppid() == launcher:
             if has_ended.wait(LOOK_SECONDS):
                 return
-        log.warning("torchrun has died: this rank stops")
+        log.warning("%s has died: this rank stops", name)
         os.kill(os.getpid(), signal.SIGTERM)
         if not has_ended.wait(SAVE_SECONDS):
             os._exit(LOST_STATUS)

@@ -168,7 +168,7 @@ def test_modules_import_no_public_name_from_the_package() -> None:
 
 def test_modules_leave_hydra_to_the_command_line_and_compose() -> None:
     found = {i.module.name for i in imports() if i.target.partition(".")[0] in ("hydra", "omegaconf")}
-    assert found == {"cli.application", "config.compose", "config.expansion"}
+    assert found == {"cli.application", "cli.submission", "config.compose", "config.expansion"}
 
 
 def test_config_is_plain_python() -> None:
@@ -271,17 +271,21 @@ def test_modules_call_nothing_unsafe_or_loud() -> None:
 STARTS = ("subprocess.", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "pty.", "multiprocessing.")
 
 
-def test_modules_start_no_process_but_git_corpora_trackers_and_the_judges_of_a_command_line() -> None:
+def test_modules_start_no_process_but_git_corpora_trackers_jobs_and_the_judges_of_a_command_line() -> None:
     """So nothing that a run directory, a checkpoint or a data set holds is ever run as a command."""
     starts = [(module.name, name) for module, _, name in calls() if name.startswith(STARTS)]
-    starters = {"data.mtdata": "Popen", "evaluation.judges": "Popen", "machine": "run", "trackers.sink": "Popen"}
+    starters = {
+        **{"cli.submission": "Popen", "data.mtdata": "Popen", "evaluation.judges": "Popen"},
+        **{"machine": "run", "trackers.sink": "Popen"},
+    }
     assert sorted(starts) == [(name, f"subprocess.{call}") for name, call in starters.items()]
     importers = {found.module.name for found in imports() if found.target.startswith(("subprocess", "pty"))}
     assert importers == starters.keys()
-    (command,) = [
-        call.args[0] for module, call, name in calls() if module.name == "data.mtdata" and name.startswith(STARTS)
-    ]
-    assert ast.unparse(command).startswith("[sys.executable, '-P', '-m', __name__, ")
+    for starter, program in {"data.mtdata": "__name__", "cli.submission": "'transformer'"}.items():
+        (command,) = [
+            call.args[0] for module, call, name in calls() if module.name == starter and name.startswith(STARTS)
+        ]
+        assert ast.unparse(command).startswith(f"[sys.executable, '-P', '-m', {program}, ")
 
 
 def test_judges_are_started_by_the_job_of_evaluate_alone() -> None:

@@ -19,7 +19,7 @@ from transformer.records import Progress
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
 
 ENDS_AT_SECOND = [signal.SIGTERM, signal.SIGINT]
-NUMBERS = [*ENDS_AT_SECOND, signal.SIGHUP, signal.SIGUSR1]
+NUMBERS = [*ENDS_AT_SECOND, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_signals_leave_a_handler_alone_that_python_did_not_install(monkeypatch: 
             assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 @pytest.mark.parametrize("then", NUMBERS)
 def test_signals_that_only_ask_hurry_nobody(number: signal.Signals, then: signal.Signals) -> None:
     """A terminal that closes sends two, and a scheduler SIGTERM after its warning: the save must come to its end."""

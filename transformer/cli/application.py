@@ -1,7 +1,7 @@
 """One command as it is run; as a Hydra application for sweeps (`--multirun`) and what is shown (`--cfg`, `--info`).
 
-    run_application     arguments -> composed, and run; or -> Hydra, where they ask for something of Hydra's
-    _Application.run    settings -> typed job -> the command; called by Hydra for each run
+    run_application    arguments -> composed, and run; or -> Hydra, where they ask for something of Hydra's
+    Application.run    settings -> typed job -> the command; called by Hydra for each run
 
 Hydra reads its arguments from `sys.argv`, and would print lines of its own about errors. So the application keeps the
 command's error, and `run_application` raises it for `main` to report. A run of a sweep that fails does not stop the
@@ -16,8 +16,8 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,10 +69,10 @@ class _Finished:
 
 
 @dataclass
-class _Application:
+class Application:
     """What Hydra calls with the composed settings: once, or once for each run of a sweep.
 
-    It keeps the errors of the command, since Hydra would print them.
+    It keeps the errors of the command, since Hydra would print them. `submission` has one whose runs are jobs.
     """
 
     command: str
@@ -93,25 +93,37 @@ class _Application:
                 _set_run_dir(self.command, job, self.overrides)
                 self._say_which()
             self.is_composed = True
-            figure = commands.run(self.command, job)
+            figure = self.perform(job)
             if is_sweep and figure is not None and isinstance(job, TrainJob):
-                self.finished.append(_Finished(self._changes(), Path(job.run_dir), job.train.metric, figure))
+                self.add_finished(self.changes(), job, figure)
             return figure
         except Exception as error:
             ends_all_runs = isinstance(error, Stopped | PeerError)
             if is_sweep and not ends_all_runs:
-                self._add_failure(error)
+                self.add_failure(self.runs, self.changes(), error)
                 return None  # Optuna takes this for a trial that failed
             self.error = error
             sys.exit(1)  # Hydra prints a line about an exception, and none about this
 
-    def _changes(self) -> str:
+    def perform(self, job: Job) -> float | None:
+        """Run the command with this job, in this process."""
+        return commands.run(self.command, job)
+
+    def launching(self) -> AbstractContextManager[None]:
+        """Around all that Hydra does: Hydra's own launcher runs one after the other."""
+        return nullcontext()
+
+    def settings(self) -> list[str]:
+        """Overrides of the node `hydra` that are added to those that were typed."""
+        return []
+
+    def changes(self) -> str:
         """What this run of a sweep changes."""
         return ", ".join(_changed_overrides(self.overrides))
 
     def _say_which(self) -> None:
         """Log which run of a sweep begins."""
-        changes = self._changes()
+        changes = self.changes()
         if changes and _is_rank0():
             total = _count_runs(self.overrides)
             of_all = "" if total is None else f" of {total}"
@@ -138,10 +150,13 @@ class _Application:
             values.append(shlex.quote(f"table={folders.pop()}"))
         log.info("\n".join(lines), *values)
 
-    def _add_failure(self, error: Exception) -> None:
+    def add_finished(self, changes: str, job: TrainJob, best: float) -> None:
+        """Keep the best validation of a run of a sweep that has come to its end."""
+        self.finished.append(_Finished(changes, Path(job.run_dir), job.train.metric, best))
+
+    def add_failure(self, run: int, changes: str, error: Exception) -> None:
         """Log and keep the error of one run of a sweep."""
-        changes = self._changes()
-        log.error("run %d of the sweep failed (%s): %s", self.runs, changes, error)
+        log.error("run %d of the sweep failed (%s): %s", run, changes, error)
         self.failures.append((changes, error))
 
     def sweep_error(self) -> Exception:
@@ -153,11 +168,11 @@ class _Application:
         return type(first)(f"{len(self.failures)} of {self.runs} runs failed{others} with {changes}: {first}")
 
 
-def run_application(command: str, arguments: Arguments) -> None:
+def run_application(command: str, arguments: Arguments, kind: type[Application] = Application) -> None:
     """Do what the arguments ask for. Raises InputError for what cannot be composed, and the command's own errors."""
     # One run needs nothing of Hydra's but its composing.
     job = commands.COMMANDS[command].job
-    asks_hydra = any(_key_of(override).startswith("hydra") for override in arguments.overrides)
+    asks_hydra = any(key_of(override).startswith("hydra") for override in arguments.overrides)
     if not asks_hydra and set(arguments.flags) <= {"-cd", "--config-dir", arguments.config_dir}:
         composed = compose_checked(command, job, arguments.overrides, config_dir=arguments.config_dir)
         commands.run(command, composed)
@@ -168,17 +183,17 @@ def run_application(command: str, arguments: Arguments) -> None:
 
     # Hydra reads its arguments from here; with this setting it passes errors on, and does not print them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    overrides = [*arguments.overrides, *_optuna_settings(arguments.overrides)]
-    sys.argv = [f"transformer {command}", *overrides, *arguments.flags]
-
-    application = _Application(command, arguments.overrides)
+    application = kind(command, arguments.overrides)
+    added = [*_optuna_settings(arguments.overrides), *application.settings()]
+    sys.argv = [f"transformer {command}", *arguments.overrides, *added, *arguments.flags]
     hydra_main = hydra.main(
         version_base="1.3", config_path=str(shipped("configs")), config_name=primary_config(command)
     )
     try:
         with tempfile.TemporaryDirectory() as scratch:  # where Hydra leaves its notes on a sweep
             sweep = {"sweep": {"dir": scratch, "subdir": "."}}
-            with stored_configs(command, job, arguments.overrides, hydra_settings=sweep), _any_help_taken():
+            stored = stored_configs(command, job, arguments.overrides, hydra_settings=sweep)
+            with stored, application.launching(), _any_help_taken():
                 hydra_main(application.run)()
     except SystemExit:
         if application.error is not None:
@@ -276,10 +291,10 @@ def _changed_overrides(given: Sequence[str]) -> list[str]:
     parsed = OverridesParser.create().parse_overrides(list(given))
     fixed = {override.key_or_group for override in parsed if not override.is_sweep_override()}
     of_run = HydraConfig.get().overrides.task
-    return sorted(override for override in of_run if _key_of(override) not in fixed)
+    return sorted(override for override in of_run if key_of(override) not in fixed)
 
 
-def _key_of(override: str) -> str:
+def key_of(override: str) -> str:
     """The key of an override, without the plus signs that add it."""
     return override.lstrip("+").partition("=")[0]
 
@@ -296,5 +311,10 @@ def _optuna_settings(given: Sequence[str]) -> list[str]:
     if OPTUNA_GRID not in given:  # which has no seed
         settings[OPTUNA_SEED] = "1"
 
-    keys = {_key_of(override) for override in given}
+    return unless_given(settings, given)
+
+
+def unless_given(settings: Mapping[str, str], given: Sequence[str]) -> list[str]:
+    """These settings as overrides, without those that were typed."""
+    keys = {key_of(override) for override in given}
     return [f"{key}={value}" for key, value in settings.items() if key not in keys]

@@ -81,8 +81,8 @@ def _set_volume(arguments: Arguments) -> None:
 
 def _interrupt_on_signals() -> None:
     """Make every signal that asks for the end a KeyboardInterrupt, as SIGINT is; training delays it to a step's end."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGUSR1, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, _interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored
         signal.signal(signal.SIGHUP, _interrupt)
 
@@ -169,7 +169,13 @@ def _enter(command: str, arguments: list[str]) -> None:
 
     from transformer.cli.application import run_application  # Hydra takes a third of a second, which help does not
 
-    run_application(command, parsed)
+    if parsed.launcher is None:
+        run_application(command, parsed)
+        return
+
+    from transformer.cli.submission import Submission  # which needs submitit
+
+    run_application(command, parsed, Submission)
 
 
 def _versions() -> str:

@@ -12,6 +12,7 @@ import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from transformer.cli.commands import COMMANDS
 from transformer.config.keys import check_override, did_you_mean, groups_of, key_meant, keys_of, list_override, names_in
@@ -36,6 +37,8 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
 }
 NEEDS_NO_VALUE = ("-i", "--info")  # flags with choices that may also stand alone
 
+LAUNCHER = "hydra/launcher"
+
 WIDTH = 100  # characters of a line of help, but for examples and defaults
 RUNS = "runs"  # a command with this key takes run directories as plain arguments, too
 
@@ -50,6 +53,7 @@ class Arguments:
     wants_help: bool
     is_quiet: bool
     is_verbose: bool
+    launcher: str | None  # what makes jobs of a sweep's runs; None: this process runs them
 
 
 def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
@@ -92,6 +96,8 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
             raise InputError(f"{paths[0]}: runs= names the runs already: give all runs as paths, or all by runs=")
         checked.append(list_override(RUNS, paths))
 
+    launcher = _launcher(command, checked, is_multirun=is_multirun)
+
     return Arguments(
         overrides=checked,
         flags=flags,
@@ -99,7 +105,22 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
         wants_help=not {"-h", "--help"}.isdisjoint(flags),
         is_quiet=is_quiet,
         is_verbose=is_verbose,
+        launcher=launcher,
     )
+
+
+def _launcher(command: str, overrides: Sequence[str], *, is_multirun: bool) -> str | None:
+    """The launcher of submitit that makes jobs of the runs; None without one. Raises InputError where it cannot."""
+    override = next((override for override in overrides if override.startswith(f"{LAUNCHER}=submitit")), None)
+    if override is None:
+        return None
+    if command != "train" or not is_multirun:
+        raise InputError(f"{override}: only the runs of `transformer train --multirun` become jobs")
+    if "WORLD_SIZE" in os.environ:
+        raise InputError(f"{override}: a job starts its own ranks (hydra.launcher.tasks_per_node): leave torchrun out")
+    if find_spec("submitit") is None or find_spec("hydra_plugins.hydra_submitit_launcher") is None:
+        raise InputError(f"{override} needs submitit: pip install 'transformer-mt[slurm]'")
+    return override.partition("=")[2]
 
 
 def _flag(argument: str, rest: list[str], keys: Sequence[str]) -> tuple[str, str | None]:

@@ -15,7 +15,7 @@ from transformer.records import SPIKE, Progress
 log = logging.getLogger(__name__)
 
 ENDS_AT_SECOND = (signal.SIGTERM, signal.SIGINT)  # a second one of these ends the process at once
-NEVER_ENDS = (signal.SIGHUP, signal.SIGUSR1)  # a terminal that closes sends SIGHUP twice; schedulers warn with SIGUSR1
+NEVER_ENDS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # a terminal that closes, and schedulers, may send two
 LONGEST_STREAK = 10  # consecutive updates whose gradient is not finite: the run ends, unless a smaller scale may help
 REMEDY = "in another run_dir, lower train.learning_rate, set train.clip_norm, or use train.precision=fp32"
 
@@ -25,7 +25,7 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask the loop to stop at the end of its step (several ranks: of the next).
+    """SIGTERM, SIGINT and the signals of NEVER_ENDS ask for a stop at the end of the step (several ranks: the next).
 
     A context manager, with handlers of its own inside the block. A second SIGTERM or SIGINT ends the process at once. A
     SIGHUP that is ignored, as under `nohup`, stays ignored, and a handler that Python did not install stays, because
