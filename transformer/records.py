@@ -419,7 +419,7 @@ class Scores:
     """Corpus scores of one test set, 0 to 100, and how they were computed."""
 
     bleu: float
-    bleu_signature: str
+    bleu_signature: str  # sacreBLEU's
     chrf: float
     chrf_signature: str
     chrf_plus_plus: float | None = field(default=None, kw_only=True)  # None: written before this was stored
@@ -439,19 +439,19 @@ class PaperScores(Scores):
 class Results:
     """results.json: the scores of a finished run, with all that they depend on."""
 
-    test_sets: dict[str, Scores]
-    averaged: list[int]
+    test_sets: dict[str, Scores]  # of the averaged model, by the name of the set
+    averaged: list[int]  # the steps of the checkpoints that it is the mean of
     steps: int
     epochs: int  # before the one in which the last step was
-    sentences: int
-    skipped_updates: int
-    target_tokens: int
+    sentences: int  # pairs that were trained on, each as often as it was
+    skipped_updates: int  # that were not finite
+    target_tokens: int  # that were trained on, EOS counted
     training_seconds: float
     parameters: int
-    search: SearchConfig
+    search: SearchConfig  # of the test sets
     seed: int
-    data_digest: str
-    test_digest: str
+    data_digest: str  # of all that the prepared corpus depends on
+    test_digest: str  # of the text of the test sets
     validations: list[Validation]
     dev: Scores | None = None  # where there is no test set: the averaged model, on the dev set
     dev_digest: str | None = None  # of that set's text

@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import pydoc
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import torch
 import transformer
 from support.corpora import assert_same_tensors, step_dir, tiny_job, write_corpus
 from support.paths import ROOT
+from support.scripts import load_script
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import (
     DataConfig,
@@ -121,6 +123,23 @@ def test_package_has_help_for_every_name(name: str) -> None:
     out = io.StringIO()
     pydoc.Helper(output=out).help(found)
     assert name in out.getvalue()
+
+
+def test_api_page_is_what_the_docstrings_say() -> None:
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    assert page == load_script("api").page(), "bring the page up to date: python scripts/api.py --write"
+
+    headings = re.findall(r"^### (?:transformer\.)?(\S+)$", page, re.MULTILINE)
+    assert set(FUNCTIONS + CLASSES) <= set(headings)
+    for line in (
+        "    beam_size: int | None = None,",  # a signature
+        "- `beam_size`: how many hypotheses the search keeps (section 6.1); 1 is greedy search.",  # an argument
+        "- `lengths: Tensor`: (B,) int64: real tokens in each row",  # a field with its comment
+        "- `max_extra: int`: a translation has at most this many pieces more than its source",  # ... with its help
+        "- `device: torch.device`: Where it computes.",  # a property
+        "| `InputError` | 2 | Bad input or configuration. |",
+    ):
+        assert f"\n{line}\n" in page
 
 
 def test_load_explains_every_keyword() -> None:
