@@ -5,6 +5,7 @@
 OTHER is text in a third language, for pairs whose target is in another language than it should be. Two tables in
 Markdown: how much of each kind of noise is dropped, and by which detectors; and for each detector, asked alone, its
 precision and its recall on the kinds that are its own, and how much it drops of the text without planted noise.
+`--write NOISY` writes the pairs with their noise to NOISY.src and NOISY.tgt, to train on.
 """
 
 import argparse
@@ -135,10 +136,15 @@ def main() -> None:
     parser.add_argument("--languages", nargs=2, required=True)
     parser.add_argument("--pairs", type=int, default=29_000)
     parser.add_argument("--share", type=float, default=0.3)
+    parser.add_argument("--write", help="where the noisy pairs go: the files WRITE.src and WRITE.tgt")
     options = parser.parse_args()
 
     pairs = list(zip(read(options.source), read(options.target), strict=True))[: options.pairs]
     noisy, kinds = plant(pairs, read(options.other), share=options.share, seed=1)
+    if options.write:
+        for side, suffix in enumerate((".src", ".tgt")):
+            text = "".join(f"{pair[side]}\n" for pair in noisy)
+            Path(options.write + suffix).write_text(text, encoding="utf-8")
     source, target = options.languages
     report(pairs, noisy, kinds, (source, target))
 
