@@ -28,8 +28,9 @@ from transformer.errors import InputError, StorageError, TooEarly
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainJob:
-    """200 pairs, in blocks of 7, of which there are 29."""
+    """200 pairs, in blocks of 7, of which there are 29; two targets of each are sampled."""
     monkeypatch.setattr("transformer.data.building.BLOCK", 7)
+    monkeypatch.setattr("transformer.data.building.SAMPLED_TARGETS", 33)
     return tiny_job(tmp_path / "run", write_corpus(tmp_path))
 
 
