@@ -3,8 +3,12 @@
 import copy
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from sentencepiece import SentencePieceProcessor
 from torch.nn import functional as F
 
 from support.corpora import as_a_command, reseal, run, run_command, tiny_job, write_corpus
@@ -21,9 +26,11 @@ from support.variants import untried
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
     Activation,
+    DataConfig,
     Format,
     ModelConfig,
     Norm,
+    PairConfig,
     Positions,
     Precision,
     Quantization,
@@ -53,9 +60,9 @@ from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
-from transformer.tools.export import ctranslate2
+from transformer.tools.export import argos, ctranslate2
 from transformer.tools.export.command import FORMATS, Exported, ParityError, _renamed_when_done, export, format_exported
-from transformer.tools.export.expressible import check_expressible, marian_heads
+from transformer.tools.export.expressible import check_expressible, check_pieces, check_tags, marian_heads
 from transformer.tools.export.formats import Original
 from transformer.tools.export.job import ExportJob, Target
 from transformer.vocabulary import BOS, EOS, PAD
@@ -101,7 +108,8 @@ REFUSED = {
     ("everything", Target.marian): "model.score=additive",
     ("all that CTranslate2 has", Target.marian): "model.norm=pre",
 }
-CELLS = [(variant, target) for variant in VARIANTS for target in FORMATS]
+# What goes to Argos is what goes to CTranslate2, in a package.
+CELLS = [(variant, target) for variant in VARIANTS for target in FORMATS if target is not Target.argos]
 
 
 def need(target: Target) -> None:
@@ -227,7 +235,7 @@ def test_export_of_a_variant_computes_the_same(
 
 @pytest.mark.parametrize(
     ("variant", "target"),
-    [pytest.param(variant, target, marks=marks_of(target)) for variant in ("plain", "untied") for target in FORMATS],
+    [pytest.param(*cell, marks=marks_of(cell[1])) for cell in CELLS if cell[0] in ("plain", "untied")],
     ids=lambda value: getattr(value, "value", value),
 )
 def test_export_of_two_vocabularies_computes_the_same(
@@ -682,6 +690,116 @@ def test_export_that_does_not_compute_the_same_is_not_written(
     assert lossy.parity.log_probs > 1e-4, "what fewer bits lose is only stated"
 
 
+# ---- Argos Translate
+
+
+@pytest.mark.parametrize("quantization", [Quantization.float32, Quantization.int8])
+def test_export_to_argos_is_a_package_of_what_goes_to_ctranslate2(
+    quantization: Quantization, run_dir: Path, tmp_path: Path
+) -> None:
+    """Argos unpacks it among others, and reads of it: metadata, one SentencePiece model, `model`, and what it shows."""
+    need(Target.argos)
+    found = exported(run_dir, tmp_path / "model", to=Target.argos, quantization=quantization)
+    name = "translate-en_de"
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {f"{name}.argosmodel", "README.md", "parity.json"}
+    assert [(search.beam_size, search.length_penalty) for search in found.parity.searches] == [(1, 0.2), (4, 0.2)]
+    assert found.parity.problems == []
+    assert found.parity.cut_alike == found.parity.sentences == 16
+
+    with zipfile.ZipFile(tmp_path / "model" / f"{name}.argosmodel") as archive:
+        files = {path: archive.read(path) for path in archive.namelist() if not path.endswith("/")}
+    model = {"config.json", "model.bin", "shared_vocabulary.json"}
+    packaged = {"README.md", "metadata.json", "sentencepiece.model", *(f"model/{file}" for file in model)}
+    assert files.keys() == {f"{name}/{file}" for file in packaged}
+    assert json.loads(files[f"{name}/metadata.json"]) == {
+        **{"from_code": "en", "from_name": "English", "to_code": "de", "to_name": "German"},
+        **{"package_version": "1.0", "argos_version": "1.11", "links": []},
+    }
+    assert files[f"{name}/sentencepiece.model"] == (run_dir / "tokenizer.model").read_bytes()
+
+    exported(run_dir, tmp_path / "other", to=Target.ctranslate2, quantization=quantization)
+    for file in model:
+        assert files[f"{name}/model/{file}"] == (tmp_path / "other" / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("languages", "codes", "names"),
+    [
+        (("eng", "pt_BR"), ("en", "pb"), ("English", "Portuguese (Brazil)")),
+        (("zh-Hant", "zh-Hans"), ("zt", "zh"), ("Chinese (traditional)", "Chinese")),
+        (("pt", "nds"), ("pt", "nds"), ("Portuguese", "nds")),
+    ],
+)
+def test_export_to_argos_calls_languages_as_argos_does(
+    languages: tuple[str, str], codes: tuple[str, str], names: tuple[str, str], tokenizer_model: bytes
+) -> None:
+    original = original_of(random_translator(model_config("plain"), tokenizer_model))
+    original = replace(original, src_lang=languages[0], tgt_lang=languages[1])
+    assert argos.codes_of(original) == codes
+    assert f"# {names[0]} to {names[1]} for Argos Translate" in argos.readme(original)
+
+
+def test_export_to_argos_refuses_what_argos_has_not(
+    two_tokenizers: Tokenizers,
+) -> None:
+    learned = replace(model_config("learned positions"), max_positions=1024)
+    tagged = DataConfig(train=PairConfig(src="a", tgt="b", tag="<2de>"))
+    for check, message in (
+        (lambda: check_expressible(learned, Target.argos), "model.max_positions=1024: "),
+        (lambda: check_expressible(model_config("additive"), Target.argos), "model.score=additive: "),
+        (lambda: check_tags(tagged, Target.argos), "data.train.tag=<2de>: "),
+        (lambda: check_pieces(two_tokenizers, Target.argos), "tokenizer.target: "),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            check()
+    check_expressible(replace(learned, max_positions=1025), Target.argos)
+    check_tags(tagged, Target.ctranslate2)
+
+
+ARGOS = """
+import json, sys
+from argostranslate import package, translate
+
+class Whole:
+    def split_sentences(self, text):
+        return [text]
+
+package.install_from_path(sys.argv[1])
+(installed,) = package.get_installed_packages()
+one = translate.PackageTranslation(None, None, installed)
+one.sentencizer = Whole()  # its models are on the network
+print(json.dumps([one.translate(line.rstrip("\\n")) for line in sys.stdin]))
+"""
+
+
+@pytest.mark.ci
+def test_export_to_argos_translates_there_as_ctranslate2_does(run_dir: Path, tmp_path: Path) -> None:
+    """With an Argos that is installed: in this environment, or in that of the Python that TRANSFORMER_ARGOS names."""
+    import ctranslate2 as library
+
+    python = os.environ.get("TRANSFORMER_ARGOS", sys.executable)
+    if subprocess.run([python, "-c", "import argostranslate"], capture_output=True).returncode:
+        pytest.skip("Argos Translate is not installed")
+    lines = [source for source, _ in read_pairs(run_dir / "hypotheses" / "dev.src", run_dir / "hypotheses" / "dev.ref")]
+    exported(run_dir, tmp_path / "model", to=Target.argos)
+    exported(run_dir, tmp_path / "other")
+    ended = subprocess.run(
+        [python, "-c", ARGOS, str(tmp_path / "model" / "translate-en_de.argosmodel")],
+        input="".join(f"{line}\n" for line in lines),
+        env={**os.environ, "HOME": str(tmp_path), "ARGOS_PACKAGES_DIR": str(tmp_path / "packages")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+    pieces = SentencePieceProcessor(model_file=str(tmp_path / "other" / "tokenizer.model"))
+    found = library.Translator(str(tmp_path / "other")).translate_batch(
+        pieces.encode(lines, out_type=str), beam_size=4, length_penalty=0.2, replace_unknowns=True
+    )
+    assert json.loads(ended.stdout) == [pieces.decode(one.hypotheses[0]).strip() for one in found]
+
+
 # ---- refusals, which need none of the libraries
 
 
@@ -738,7 +856,11 @@ def test_export_refuses_a_run_that_is_not_there_and_settings_that_do_not_fit(
     for changes, message in (
         (
             {"quantization": Quantization.int8, "to": Target.onnx},
-            "quantization=int8 is for to=ctranslate2: leave it out",
+            "quantization=int8 is for to=ctranslate2 and to=argos: leave it out",
+        ),
+        (
+            {"to": Target.argos, "search": SearchOverride(length_penalty=1.0)},
+            "search.length_penalty: Argos searches in a way of its own: leave it out under to=argos",
         ),
         ({"tgt": "reference.txt"}, "tgt has the references of src: set both"),
         ({"sentences": 0}, "sentences=0 must be at least 1"),

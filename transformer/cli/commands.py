@@ -409,7 +409,7 @@ COMMANDS = {
     "export": Command(
         ExportJob,
         _export,
-        "write a model for CTranslate2, Hugging Face or ONNX, and check what was written",
+        "write a model for CTranslate2, Argos, Hugging Face or ONNX, and check what was written",
         ("transformer export run_dir=runs/mine to=ctranslate2 output=model",),
     ),
     "import": Command(

@@ -251,15 +251,14 @@ class CTranslate2Peer:
         self.versions = {"ctranslate2": ctranslate2.__version__}
 
         # CTranslate2 takes and gives pieces as text.
-        self._tokenizer = tokenizer
+        self._processor = SentencePieceProcessor(model_file=str(tokenizer))
         self._vocabularies = vocabularies
         self._source_ids = {piece: index for index, piece in enumerate(vocabularies.source)}
         self._ids = {piece: index for index, piece in enumerate(vocabularies.target)}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """As the SentencePiece model by itself cuts them: CTranslate2 looks up the texts of the pieces."""
-        processor = SentencePieceProcessor(model_file=str(self._tokenizer))
-        cut: list[list[str]] = processor.encode(list(texts), out_type=str)
+        cut: list[list[str]] = self._processor.encode(list(texts), out_type=str)
         return [[self._source_ids.get(piece, UNK) for piece in pieces] for pieces in cut]
 
     def penalty(self, length: int) -> float:

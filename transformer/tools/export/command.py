@@ -4,9 +4,9 @@
                        ExportFormat.load  -> a Peer, which runs the exported model
     Original, Peer and sentences -> parity.compare -> Parity -> the folder gets its name
 
-`formats` says what a format is; `ctranslate2`, `marian` and `onnx` are the three of them. CTranslate2's writer, the
-check and the folding of weights are the core's, in `decoding/engine`. A folder with the final name is complete, and was
-checked.
+`formats` says what a format is; `ctranslate2`, `argos`, `marian` and `onnx` are the four of them. CTranslate2's writer,
+the check and the folding of weights are the core's, in `decoding/engine`. A folder with the final name is complete, and
+was checked.
 """
 
 import fcntl
@@ -44,8 +44,8 @@ from transformer.files import (
 )
 from transformer.machine import resolve_threads
 from transformer.run_dir import DEV, RunDir
-from transformer.tools.export import ctranslate2, marian, onnx
-from transformer.tools.export.expressible import check_expressible, check_pieces
+from transformer.tools.export import argos, ctranslate2, marian, onnx
+from transformer.tools.export.expressible import check_expressible, check_pieces, check_tags
 from transformer.tools.export.formats import Original
 from transformer.tools.export.job import ExportJob, Target
 
@@ -54,6 +54,7 @@ README = "README.md"
 
 FORMATS = {
     Target.ctranslate2: ctranslate2.FORMAT,
+    Target.argos: argos.FORMAT,
     Target.marian: marian.FORMAT,
     Target.onnx: onnx.FORMAT,
 }
@@ -91,7 +92,9 @@ def export(job: ExportJob) -> Exported:
     _check_packages(job.to, export_format.packages)
     run = RunDir(Path(job.run_dir))
     checkpoint = find_checkpoint(run.path, job.checkpoint)
+    data = checkpoint.settings("data", DataConfig)
     check_expressible(checkpoint.settings("model", ModelConfig), job.to)
+    check_tags(data, job.to)
 
     # Read the model, and the sentences to check it with.
     threads = resolve_threads(job.threads)
@@ -99,7 +102,7 @@ def export(job: ExportJob) -> Exported:
     translator = build_translator(
         run.path,
         checkpoint,
-        search=replace(job.search, engine=Engine.torch),
+        search=replace(export_format.search or job.search, engine=Engine.torch),
         device=Device.cpu,
         precision=Precision.fp32,
     )
@@ -110,7 +113,6 @@ def export(job: ExportJob) -> Exported:
         raise InputError(f"{checked_on}: no sentence to check the export with: name a file with src=FILE")
 
     # What the format needs to know.
-    data = checkpoint.settings("data", DataConfig)
     exponent = exponent_near(mean_length(sentences, translator), translator.search.length_penalty)
     original = Original(
         translator=translator,

@@ -72,6 +72,7 @@ def readme(original: Original) -> str:
 
 FORMAT = ExportFormat(
     packages=("ctranslate2",),
+    search=None,
     bound=lambda _: FLOAT32_BOUND,
     write=write,
     load=load,

@@ -1,10 +1,13 @@
 """What each format can express of our models: a model is refused before anything is written."""
 
-from transformer.config.settings import ModelConfig, Norm, Positions, Score
+from transformer.config.settings import DataConfig, ModelConfig, Norm, Positions, Score
 from transformer.data.tokenizer import Tokenizers
+from transformer.decoding.engine.ctranslate2 import MOST_INPUT
 from transformer.decoding.engine.weights import Heads
 from transformer.errors import InputError
 from transformer.tools.export.job import Target
+
+NAMES = {Target.ctranslate2: "CTranslate2", Target.argos: "CTranslate2", Target.marian: "Hugging Face's Marian"}
 
 
 def check_expressible(config: ModelConfig, target: Target) -> None:
@@ -12,7 +15,7 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
     if target is Target.onnx:
         return
 
-    name = {Target.ctranslate2: "CTranslate2", Target.marian: "Hugging Face's Marian"}[target]
+    name = NAMES[target]
     if config.score is Score.additive:
         raise InputError(f"model.score=additive: {name} has dot products only; to=onnx can express it")
 
@@ -24,9 +27,27 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
             raise InputError(f"model.positions=learned: {name} computes sinusoids and stores no positions; {other}")
         marian_heads(config)
 
+    if target is Target.argos and config.positions is Positions.learned and config.max_positions <= MOST_INPUT:
+        raise InputError(
+            f"model.max_positions={config.max_positions}: Argos gives a model sources of up to {MOST_INPUT} pieces, "
+            "and learned positions end before; to=ctranslate2 can express it"
+        )
+
+
+def check_tags(data: DataConfig, target: Target) -> None:
+    """Raise InputError for a model that needs a tag in front of each source, where the other library puts none."""
+    tags = data.required_tags()
+    if tags and target is Target.argos:
+        raise InputError(f"data.train.tag={tags[0]}: Argos puts no tag before a source; use to=ctranslate2")
+
 
 def check_pieces(tokenizers: Tokenizers, target: Target) -> None:
-    """Raise InputError for ids that SentencePiece does not give, where a format takes ids and no pieces."""
+    """Raise InputError for ids that SentencePiece does not give, where a format takes ids and no pieces.
+
+    And for two models, where a format has one.
+    """
+    if target is Target.argos and not tokenizers.is_shared:
+        raise InputError("tokenizer.target: Argos has one SentencePiece model for both languages; use to=ctranslate2")
     if target is Target.onnx and any(tokenizer.is_listed for tokenizer in tokenizers.sides):
         raise InputError(
             "to=onnx: the ids of this run's pieces are those of a list, as in Marian's models, and not SentencePiece's "

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer.config.settings import ModelConfig, Quantization
+from transformer.config.settings import ModelConfig, Quantization, SearchOverride
 from transformer.decoding.engine.peer import Peer
 from transformer.decoding.translator import Translator
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
@@ -33,6 +33,7 @@ class ExportFormat:
     """How a model is written for a library."""
 
     packages: tuple[str, ...]  # that must be installed
+    search: SearchOverride | None  # the search that the other library makes, whatever it is told; None: as it is told
     bound: Callable[[ModelConfig], float]  # the largest difference of a log-probability that is rounding
     write: Callable[[Original, Path], None]  # into a folder that exists
     load: Callable[[Original, Path, int], Peer]  # the model in that folder, to be run on so many threads

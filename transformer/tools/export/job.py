@@ -11,6 +11,7 @@ class Target(Enum):
     """What an exported model is for."""
 
     ctranslate2 = "ctranslate2"
+    argos = "argos"
     marian = "marian"
     onnx = "onnx"
 
@@ -38,6 +39,9 @@ class ExportJob(Job):
         require(self.output != "", "output must name a directory")
         require(self.tgt is None or self.src is not None, "tgt has the references of src: set both")
         require(
-            self.quantization is Quantization.float32 or self.to is Target.ctranslate2,
-            f"quantization={self.quantization.name} is for to=ctranslate2: leave it out",
+            self.quantization is Quantization.float32 or self.to in (Target.ctranslate2, Target.argos),
+            f"quantization={self.quantization.name} is for to=ctranslate2 and to=argos: leave it out",
         )
+        for name in ("beam_size", "length_penalty", "max_extra"):
+            is_free = self.to is not Target.argos or getattr(self.search, name) is None
+            require(is_free, f"search.{name}: Argos searches in a way of its own: leave it out under to=argos")

@@ -243,4 +243,6 @@ class MarianPeer:
         return [without_end(row[1:]) for row in generated.tolist()]
 
 
-FORMAT = ExportFormat(packages=("transformers", "sacremoses"), bound=bound, write=write, load=MarianPeer, readme=readme)
+FORMAT = ExportFormat(
+    packages=("transformers", "sacremoses"), search=None, bound=bound, write=write, load=MarianPeer, readme=readme
+)

@@ -382,6 +382,7 @@ class OnnxPeer:
 
 FORMAT = ExportFormat(
     packages=("onnx", "onnxscript", "onnxruntime"),
+    search=None,
     bound=lambda _: FLOAT32_BOUND,
     write=write,
     load=OnnxPeer,
