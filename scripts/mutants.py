@@ -686,8 +686,8 @@ FOUND = (
     Mutant(
         "sweeps do not start on Python 3.14",
         "cli/application.py",
-        "hydra_settings=sweep), _any_help_taken():\n",
-        "hydra_settings=sweep):\n",
+        "with stored, application.launching(), _any_help_taken():\n",
+        "with stored, application.launching():\n",
         "commands/test_cli.py::test_main_sweeps_where_argparse_checks_help_as_that_of_python_3_14_does",
     ),
     Mutant(
