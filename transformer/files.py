@@ -45,6 +45,13 @@ class Digest:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """The manifest of a folder: its files by name."""
+
+    files: dict[str, Digest]
+
+
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 

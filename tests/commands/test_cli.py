@@ -71,6 +71,7 @@ from transformer.tools.compare.job import CompareJob
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.export.job import ExportJob
 from transformer.tools.imports.job import ImportJob
+from transformer.tools.push.job import PushJob
 from transformer.tools.replay.job import ReplayJob
 from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
@@ -95,6 +96,7 @@ JOBS = {
     "verify": VerifyJob,
     "export": ExportJob,
     "import": ImportJob,
+    "push": PushJob,
     "table": TableJob,
     "attention": AttentionJob,
 }

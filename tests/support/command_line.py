@@ -123,6 +123,21 @@ REFUSED = {
     "text for bool": ("translate", ["strict=perhaps"], ["strict", "perhaps", "bool"]),
     "wrong enum, nearest": ("train", ["train.precision=bfloat16"], ["train.precision=", "did you mean 'bf16'?"]),
     "wrong enum of a sweep": ("train", ["-m", "model.norm=pre,pst"], ["model.norm=pst", "did you mean 'post'?"]),
+    **{
+        f"{command} of a run on the hub": (command, ["run_dir=hf:ours/en-de"], ["run_dir=hf:ours/en-de: ", why])
+        for command, why in {
+            "train": "init_from=hf:ours/en-de begins with the model of that one",
+            "doctor": "name one of this machine",
+            "average": "checkpoints of a training, which are not on the hub",
+            "replay": "text of the training, which is not on the hub",
+            "verify": "on its text, which is not on the hub",
+            "import": "what is on the hub is named by from",
+            "push": "is on the hub already",
+        }.items()
+    },
+    "export of a run on the hub": ("export", ["run_dir=hf:a/b"], ["run_dir=hf:a/b is on the hub: set output"]),
+    "repository without its owner": ("push", ["repo=en-de"], ["repo=en-de: ", "OWNER/NAME"]),
+    "licence with spaces": ("push", ['license="CC BY 4.0"'], ["license=CC BY 4.0: ", "cc-by-4.0"]),
     "null for a source": ("import", ["from=null"], ["from=null: from cannot be null"]),
     "null for a number": ("train", ["train.seed=null"], ["train.seed=null", "cannot be null"]),
     "unknown sweeper": ("train", ["-m", "hydra/sweeper=optun"], ["hydra/sweeper/optun", "basic"]),

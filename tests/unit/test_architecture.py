@@ -52,6 +52,7 @@ PEERS = {
     ("kernels", "compute"),
     ("loss", "compute"),
     ("layout", "kernels"),
+    ("decoding", "published"),
     ("evaluation", "decoding"),
     ("__main__", "cli"),
 }

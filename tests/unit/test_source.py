@@ -682,9 +682,6 @@ class Answer(HubHandler):
         span = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
         return self.reply(206, part, {**headers, "Content-Range": span})
 
-    def reply_json(self, value: object) -> None:
-        self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
 
 @pytest.fixture
 def hub(twin: Path) -> Iterator[Hub]:

@@ -8,6 +8,7 @@ A command's module is imported inside its function, so that `--help` does not wa
 plain Python. A new command is a row of COMMANDS, a function here, and a folder of `tools/` with its job.
 """
 
+import copy
 import io
 import json
 import logging
@@ -20,7 +21,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from transformer.config.jobs import AverageJob, EvaluateJob, Job, PrepareJob, ScoreJob, TrainJob, TranslateJob
+from transformer.config.jobs import (
+    ON_HUB,
+    AverageJob,
+    EvaluateJob,
+    Job,
+    PrepareJob,
+    ScoreJob,
+    TrainJob,
+    TranslateJob,
+)
 from transformer.config.keys import did_you_mean, shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
@@ -31,6 +41,7 @@ from transformer.tools.compare.job import CompareJob
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.export.job import ExportJob
 from transformer.tools.imports.job import ImportJob
+from transformer.tools.push.job import PushJob
 from transformer.tools.replay.job import ReplayJob
 from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
@@ -40,6 +51,8 @@ from transformer.tools.verify.job import VerifyJob
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")  # what a command finds
+
+NAMES_OF_RUNS = ("run_dir", "ensemble", "run", "runs")  # keys that may name a run on the hub
 
 WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
   transformer translate %s < in.txt > out.txt
@@ -61,9 +74,30 @@ class Command:
 
 def run(command: str, job: Job) -> float | None:
     """Run a command, and flush what it printed. Returns what a sweep makes best, if the command has such a figure."""
-    figure = COMMANDS[command].run(job)
+    figure = COMMANDS[command].run(_with_runs_here(job))
     sys.stdout.flush()
     return figure
+
+
+def _with_runs_here(job: Job) -> Job:
+    """The job with the runs that it names on the hub as the copies on this machine, fetched where they are not here.
+
+    In `runs`, whose names are shown, they stay as they are, but for the commit, by which they are found again.
+    """
+    named = {key: getattr(job, key) for key in NAMES_OF_RUNS if getattr(job, key, None)}
+    named = {key: names for key, names in named.items() if ON_HUB in str(names)}
+    if not named:
+        return job
+
+    from transformer.published.hub_run import pinned, run_path
+
+    here = copy.copy(job)
+    for key, names in named.items():
+        if isinstance(names, str):
+            setattr(here, key, str(run_path(names, key)))
+        else:
+            setattr(here, key, [pinned(name, key) if key == "runs" else str(run_path(name, key)) for name in names])
+    return here
 
 
 @overload
@@ -275,6 +309,12 @@ def _import(job: ImportJob) -> None:
     _show(job, import_run(job), format_made)
 
 
+def _push(job: PushJob) -> None:
+    from transformer.tools.push.command import format_pushed, push
+
+    _show(job, push(job), format_pushed)
+
+
 def _table(job: TableJob) -> None:
     from transformer.tools.paper.command import table
 
@@ -419,6 +459,16 @@ COMMANDS = {
         (
             "transformer import from=hf:Helsinki-NLP/opus-mt-en-de run_dir=runs/opus",
             "transformer import from=saved/model run_dir=runs/theirs data.src_lang=en data.tgt_lang=de",
+        ),
+    ),
+    "push": Command(
+        PushJob,
+        _push,
+        "send a run to the Hugging Face hub, with a model card made from it",
+        (
+            "transformer push run_dir=runs/mine repo=OWNER/NAME license=cc-by-4.0 dry_run=true",
+            "transformer push run_dir=runs/mine repo=OWNER/NAME license=cc-by-4.0 private=false",
+            "transformer translate run_dir=hf:OWNER/NAME < in.txt",
         ),
     ),
     "table": Command(

@@ -46,6 +46,7 @@ from transformer.errors import InputError
 J = TypeVar("J", bound="Job")
 
 MOST_PARTS = 256  # of a corpus: a prepared one keeps two files of each open
+ON_HUB = "hf:"  # begins the name of what is on the Hugging Face hub
 
 # Settings of the model that its weights do not depend on: of `max_positions`, where positions are computed.
 OF_TRAINING = frozenset({"dropout", "attention_dropout", "relu_dropout", "max_positions"})
@@ -66,6 +67,12 @@ def checked(kind: type[J], job: object) -> J:
         return made_again(type(job), job, "job")
     except ValueError as error:
         raise InputError(str(error)) from error
+
+
+def check_here(run_dir: str, why: str) -> None:
+    """Raise ValueError for a run directory that is none, or on the hub where it must be here: `why` says so."""
+    require(bool(run_dir), "run_dir must name a directory")
+    require(not run_dir.startswith(ON_HUB), f"run_dir={run_dir}: {why}")
 
 
 @dataclass
@@ -101,7 +108,11 @@ class TrainJob(Job):
                 )
 
     def __post_init__(self) -> None:
-        require(bool(self.run_dir), "run_dir must name a directory")
+        check_here(
+            self.run_dir,
+            f"a training writes into its run directory: name one of this machine; init_from={self.run_dir} begins "
+            "with the model of that one",
+        )
         rate = self.train.subword_sampling
         models = self.tokenizer.models().values()
         is_bpe = any(model.model is None and model.algorithm is Algorithm.bpe for model in models)
@@ -165,7 +176,7 @@ class PrepareJob(TrainJob):
 class DecodeJob(Job):
     """What `translate`, `score`, `evaluate` and `attention` share."""
 
-    run_dir: str = option("runs/demo", "a directory that `train` made")
+    run_dir: str = option("runs/demo", "a directory that `train` made, or a run on the hub: hf:OWNER/NAME[@REVISION]")
     checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged; last where that is newer)")
     device: Device = option(Device.auto, "where to compute")
     precision: Precision = option(
@@ -414,5 +425,6 @@ class AverageJob(Job):
     format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
+        check_here(self.run_dir, "an average is of the checkpoints of a training, which are not on the hub")
         at_least(self, "", 1, "last", "best")
         require(self.last is None or self.best is None, f"last={self.last} and best={self.best}: choose one")

@@ -1,20 +1,33 @@
-"""The Hugging Face hub: what is fetched from it, at one revision, and how its errors read.
+"""The Hugging Face hub: what is fetched from it, at one revision, what is sent to it, and how its errors read.
 
 What is called `hf:OWNER/NAME`, or `hf:OWNER/NAME@REVISION`, is a repository of models there. Its files are data: none
-is executed, and only those that were asked for are fetched.
+is executed, and only those that were asked for are fetched. The token is the one of the hub's client (`hf auth login`,
+or HF_TOKEN): nothing here reads it but to keep it out of messages.
 """
 
+import logging
 import re
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer.errors import InputError
+from transformer.config.jobs import ON_HUB
+from transformer.errors import InputError, TransformerError
+from transformer.files import storage_error
 
-PREFIX = "hf:"
+LIBRARY = "transformer-mt"  # by which the hub knows this package
+TRY_ELSEWHERE = "run this where it can be, or name a folder of this machine"
 
 _NAME = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
+_TOKEN = re.compile(r"hf_\w{4,}")
+
+log = logging.getLogger(__name__)
+
+
+class Unreachable(InputError):
+    """The hub does not answer, or not now."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +41,27 @@ class HubModel:
 
 def is_on_hub(source: str) -> bool:
     """Whether a source names a repository of the hub."""
-    return source.startswith(PREFIX)
+    return source.startswith(ON_HUB)
+
+
+def name_on_hub(source: str, key: str) -> tuple[str, str | None]:
+    """The repository that a source names, and its revision. Raises InputError, with `key`, for what is no name."""
+    match = _NAME.fullmatch(source.removeprefix(ON_HUB))
+    if match is None:
+        raise InputError(f"{key}={source}: name a model of the hub as {ON_HUB}OWNER/NAME[@REVISION]")
+    return match["name"], match["revision"]
 
 
 def find_model(source: str, key: str) -> HubModel:
-    """The repository that `source` names. Raises InputError, with `key`, where there is none or no network."""
-    match = _NAME.fullmatch(source.removeprefix(PREFIX))
-    if match is None:
-        raise InputError(f"{key}={source}: name a model of the hub as {PREFIX}OWNER/NAME[@REVISION]")
+    """The repository that `source` names.
 
+    Raises InputError, with `key`, where there is none; Unreachable, which is one, where the hub does not answer.
+    """
     from huggingface_hub import HfApi
 
-    name = match["name"]
-    with _errors_named(f"{key}={source}", remedy="run this where it can, or name a folder with the model's files"):
-        found = HfApi().model_info(name, revision=match["revision"], timeout=10)
+    name, revision = name_on_hub(source, key)
+    with _errors_named(f"{key}={source}", remedy=TRY_ELSEWHERE):
+        found = HfApi().model_info(name, revision=revision, timeout=10)
     return HubModel(name, str(found.sha), [sibling.rfilename for sibling in found.siblings or []])
 
 
@@ -55,7 +75,18 @@ def fetch(model: HubModel, names: Sequence[str], folder: Path) -> None:
         try:
             hf_hub_download(model.name, name, revision=model.revision, local_dir=folder)
         except Exception as error:  # of whichever HTTP library the hub's client uses
-            raise InputError(f"{PREFIX}{model.name}: {name} cannot be fetched ({first_cause(error)})") from error
+            raise InputError(f"{ON_HUB}{model.name}: {name} cannot be fetched ({first_cause(error)})") from error
+
+
+def copies_of(name: str) -> Path:
+    """The folder for copies of a repository, in the cache of the hub's client, where it moves with HF_HOME."""
+    from huggingface_hub import cached_assets_path
+    from huggingface_hub.constants import HF_ASSETS_CACHE
+
+    try:
+        return cached_assets_path(LIBRARY, namespace="runs", subfolder=name)
+    except OSError as error:
+        raise storage_error(Path(HF_ASSETS_CACHE), error=error) from error
 
 
 def dataset_revision(name: str) -> str:
@@ -69,21 +100,174 @@ def dataset_revision(name: str) -> str:
         return str(HfApi().dataset_info(name, timeout=10).sha)
 
 
+# ---- sending --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CardScore:
+    """A score on a test set, for the head of a model card."""
+
+    kind: str  # as the hub calls the metric: bleu, chrf
+    title: str
+    value: float
+    signature: str | None
+
+
+@dataclass(frozen=True)
+class CardSet:
+    """A test set, for the head of a model card; of a data set of the hub, with its place there."""
+
+    name: str
+    dataset: str
+    subset: str | None
+    split: str | None
+    revision: str | None
+    scores: list[CardScore]
+
+
+def card_head(
+    repo: str,
+    *,
+    languages: tuple[str, str],
+    licence: str,
+    base_model: str | None,
+    datasets: Sequence[str],
+    test_sets: Sequence[CardSet],
+) -> str:
+    """The head of a model card, in YAML: what the hub finds a model by, and the scores that it shows beside it."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type="translation",
+            task_name=f"Translation {'-'.join(languages)}",
+            dataset_type=test_set.dataset,
+            dataset_name=test_set.name,
+            dataset_config=test_set.subset,
+            dataset_split=test_set.split,
+            dataset_revision=test_set.revision,
+            metric_type=score.kind,
+            metric_name=score.title,
+            metric_value=round(score.value, 2),
+            metric_args=None if score.signature is None else {"signature": score.signature},
+        )
+        for test_set in test_sets
+        for score in test_set.scores
+    ]
+    head = ModelCardData(
+        language=list(dict.fromkeys(languages)),
+        license=licence,
+        library_name=LIBRARY,
+        pipeline_tag="translation",
+        base_model=base_model,
+        datasets=list(datasets) or None,
+        model_name=repo.rpartition("/")[2],
+        eval_results=results or None,
+    )
+    return f"---\n{head.to_yaml()}\n---\n"
+
+
+def push_folder(
+    folder: Path, repo: str, *, private: bool, message: str, is_ours: Callable[[str], bool]
+) -> tuple[str, str]:
+    """Send the files of a folder to a repository of models, made where there is none, in one commit.
+
+    Files there that `is_ours` knows and the folder has not are deleted. Returns the address of the repository, and the
+    commit. Raises InputError where there is no token, where the hub refuses, and where the repository is public and
+    `private` is asked for; Unreachable where the hub does not answer.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    what = f"repo={repo}"
+    if get_token() is None:
+        raise InputError(f"{what}: no token of the hub is here: `hf auth login`, or set HF_TOKEN, with one that writes")
+
+    disable_progress_bars()
+    with _errors_named(what, remedy="run this where it can be, or look at the files with dry_run=true"):
+        api = HfApi(library_name=LIBRARY)
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        there = api.model_info(repo)
+        if private and not there.private:
+            raise InputError(f"{what}: is there already, and public: set private=false to push to it, or name another")
+
+        names = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        gone = [file.rfilename for file in there.siblings or [] if is_ours(file.rfilename)]
+        commit = api.create_commit(
+            repo,
+            [
+                *(CommitOperationAdd(name, path) for name, path in names.items()),
+                *(CommitOperationDelete(name) for name in gone if name not in names),
+            ],
+            commit_message=message,
+            parent_commit=there.sha,
+        )
+    return str(address), commit.oid
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
 @contextmanager
 def _errors_named(what: str, *, remedy: str) -> Iterator[None]:
-    """Raise an InputError about `what` for the hub's answer that there is no such thing, and for none."""
-    from huggingface_hub.errors import HfHubHTTPError
+    """Raise an InputError about `what` for the hub's answer that it will not, and an Unreachable for none."""
+    from huggingface_hub import get_token
 
+    token = get_token() or ""
+    if not (token.isascii() and token.isprintable()):  # the client would show it in its error
+        raise InputError("the token of the hub has characters that none has: `hf auth login` again, or mend HF_TOKEN")
     try:
-        yield
-    except HfHubHTTPError as error:
-        raise InputError(f"{what}: not found on the hub ({first_cause(error)}): check the name, or log in") from error
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("ignore")  # of the client, about its HTTP library
+            warnings.simplefilter("always", UserWarning)  # of the hub, about a card
+            yield
+        for warning in warned:
+            log.warning("%s: %s", what, " ".join(str(warning.message).split()))
+    except TransformerError:
+        raise
     except Exception as error:  # of whichever HTTP library the hub's client uses
-        raise InputError(f"{what}: the hub cannot be reached ({first_cause(error)}): {remedy}") from error
+        refusal = _refusal(what, error)
+        if refusal is None:
+            raise Unreachable(f"{what}: the hub cannot be reached ({first_cause(error)}): {remedy}") from error
+        raise refusal from error
+
+
+def _refusal(what: str, error: Exception) -> InputError | None:
+    """The error for the hub's answer that caused another one; None where it gave no answer."""
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+    answer: BaseException | None = error
+    while answer is not None and not isinstance(answer, HfHubHTTPError):
+        answer = answer.__cause__
+    if answer is None:
+        return None
+
+    status = answer.response.status_code
+    reason = first_cause(answer)
+    if status == 404 or isinstance(answer, RepositoryNotFoundError):  # of status 401, too, for who may not know of it
+        return InputError(f"{what}: not found on the hub ({reason}): check the name, or log in")
+    if status == 401:
+        return InputError(f"{what}: the hub does not take the token ({reason}): `hf auth login`, or set HF_TOKEN")
+    if status == 403:
+        return InputError(f"{what}: the hub does not allow it ({reason}): check the name, and what the token may do")
+    if status == 429 or status >= 500:
+        return Unreachable(f"{what}: the hub answers {status} ({reason}): try again later")
+    return InputError(f"{what}: the hub refuses it ({_one_line(error)})")
 
 
 def first_cause(error: BaseException) -> str:
     """The message of the error that caused all the others, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{' '.join(str(error).split()) or type(error).__name__:.200}"
+    return _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
+    """The message of an error, without the token of the hub."""
+    from huggingface_hub import get_token
+
+    text = " ".join(str(error).split()) or type(error).__name__
+    token = get_token()
+    if token:
+        text = text.replace(token, "***")
+    return f"{_TOKEN.sub('***', text):.200}"

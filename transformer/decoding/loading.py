@@ -38,6 +38,7 @@ from transformer.decoding.proof import in_way, known_way, prove_search
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, check_size, load_parameters
+from transformer.published.hub_run import run_path
 from transformer.run_dir import RunDir, tensor_file
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ def load(
 ) -> Translator:
     """The translator of a run directory, to be used from Python: `transformer.load("runs/demo").translate(texts)`.
 
-    run_dir: a directory that training made, finished or not.
+    run_dir: a directory that training made, finished or not; or a run on the hub, "hf:OWNER/NAME" or
+        "hf:OWNER/NAME@REVISION", which is fetched once.
     checkpoint: "averaged", "best", "last", "step-1200", or "auto": the average, or the last where that is newer.
     device: "auto" is the GPU where there is one.
     precision: the arithmetic of the forward pass; "auto" is that in which the run was trained; on another kind of
@@ -88,7 +90,7 @@ def load(
     if not isinstance(checkpoint, str):
         raise InputError(f"checkpoint={shown(checkpoint)} must be a name, such as 'best' or 'step-1200'")
     return load_translator(
-        path_of("run_dir", run_dir),
+        run_path(str(path_of("run_dir", run_dir)), "run_dir"),
         checkpoint=checkpoint,
         search=search_override(
             beam_size,
@@ -100,7 +102,7 @@ def load(
         ),
         device=_choose(Device, "device", device),
         precision=_choose(Precision, "precision", precision),
-        ensemble=[path_of("a run of ensemble", other) for other in ensemble],
+        ensemble=[run_path(str(path_of("a run of ensemble", other)), "ensemble") for other in ensemble],
     )
 
 

@@ -28,9 +28,9 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, FilterConfig, LayoutKind, Precision, TokenizerConfig
 from transformer.data.hub import fetch, find_model, is_on_hub
 from transformer.data.source import store_beside
-from transformer.data.tokenizer import read_models
 from transformer.errors import CheckpointError, InputError
-from transformer.files import build_once, digest_file, list_names, open_regular, storage_error, write_file
+from transformer.files import MANIFEST, build_once, digest_file, list_names, open_regular, storage_error, write_file
+from transformer.published.hub_run import CARD, RUN_FILE, copy_run, is_run
 from transformer.published.marian import (
     FILES,
     PICKLE,
@@ -44,16 +44,9 @@ from transformer.records import RUN_FORMAT, CheckpointState, Imported, Resolved,
 from transformer.run_dir import MODEL, RunDir, list_steps, tokenizer_digests
 from transformer.vocabulary import own_source_size, target_size
 
-CARD = "README.md"
 LARGEST_CARD = 1 << 18  # bytes of it that run.json keeps
 
 _LICENCE = re.compile(r"\A---\n(?:(?!---).*\n)*?license:[ \t]*([\w.+-]+)")  # in the front matter of a card
-
-# What is fetched of a run: what it translates with and is described by.
-_RUN_FILE = re.compile(
-    r"(run|data|results)\.json|config\.yaml|README\.md|tokenizer(\.target)?\.model|hypotheses/[\w-]+\.(src|ref|hyp)|"
-    r"averaged/(model\.safetensors|(config|state|MANIFEST)\.json)"
-)
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +88,12 @@ def _found(source: str, key: str) -> Iterator[_Place]:
         return
 
     model = find_model(source, key)
-    is_run = RunDir(Path()).record.name in model.files
-    names = [name for name in model.files if _RUN_FILE.fullmatch(name)] if is_run else _files_of_marian(model.files)
+    if is_run(model):
+        yield _Place(copy_run(model, f"{key}={source}"), source, model.revision)
+        return
     with tempfile.TemporaryDirectory(prefix="transformer-hub-") as temporary:
         log.info("fetching %s at revision %s", source, model.revision)
-        fetch(model, names, Path(temporary))
+        fetch(model, _files_of_marian(model.files), Path(temporary))
         yield _Place(Path(temporary), source, model.revision)
 
 
@@ -179,14 +173,11 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _copy_run(source: Path, folder: Path, *, imported: Imported) -> None:
-    """Copy a run that was fetched, and say in its record where it is from. Raises CheckpointError for a bad one."""
-    run = RunDir(source)
-    record = run.read_record()
-    run.check_tokenizers(read_models(source))
-    find_checkpoint(source, "auto")
+    """Copy a run that was fetched and verified, and say in its record where it is from."""
+    record = RunDir(source).read_record()
     for path in sorted(source.rglob("*")):
         name = str(path.relative_to(source))
-        if path.is_file() and _RUN_FILE.fullmatch(name):
+        if path.is_file() and RUN_FILE.fullmatch(name) and name != MANIFEST:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_file(folder / name, path.read_bytes())
     if record.imported is not None:  # the run was itself of a published model

@@ -3,14 +3,13 @@
 The content goes to CTranslate2 from memory, so it computes with the very bytes that were verified.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from transformer.config.primitives import from_json, to_json
 from transformer.errors import CheckpointError
 from transformer.files import (
     MANIFEST,
-    Digest,
+    Sealed,
     digest_file,
     encode_json,
     open_regular,
@@ -26,13 +25,6 @@ FILES = (
     _ALWAYS | {"shared_vocabulary.json"},
     _ALWAYS | {"source_vocabulary.json", "target_vocabulary.json"},
 )
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """The manifest."""
-
-    files: dict[str, Digest]
 
 
 def seal(folder: Path) -> None:

@@ -10,7 +10,10 @@ from transformer.config.settings import BleuTokenizer, Format, at_least, option,
 class CompareJob(Job):
     """`transformer compare`: runs, or files of translations, each with the first one."""
 
-    runs: list[str] = option([], "run directories, the first one the baseline; `compare runs/a runs/b` sets this")
+    runs: list[str] = option(
+        [],
+        "run directories, or runs on the hub (hf:OWNER/NAME), first the baseline; `compare runs/a runs/b` sets this",
+    )
     hypotheses: list[str] = option([], "instead of runs: files of translations, one a line, as [A,B]")
     references: list[str] = option([], "their references: a file, or several as [A,B]")
     data: ScoredText = field(default_factory=ScoredText)

@@ -12,6 +12,7 @@ from transformer.evaluation.files import read_parallel
 from transformer.evaluation.judges import JudgedText, read_judgements
 from transformer.evaluation.score import check_plain_text
 from transformer.evaluation.sets import check_kept, read_set
+from transformer.published.hub_run import run_path
 from transformer.records import Results
 from transformer.run_dir import HYPOTHESIS, RunDir
 from transformer.tools.compare.job import CompareJob
@@ -85,7 +86,7 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuToken
     Raises InputError where a run is not finished, or the runs cannot be compared fairly; CheckpointError where one is
     damaged.
     """
-    runs = {name: RunDir(Path(name)) for name in names}
+    runs = {name: RunDir(run_path(name, "runs")) for name in names}
     results = {name: _read_results(run) for name, run in runs.items()}
     baseline = names[0]
 
@@ -221,7 +222,7 @@ def _check_signatures(baseline: str, name: str, *, results: Mapping[str, Results
                 raise InputError(
                     f"{baseline} and {name} were not scored alike on {test_set}: {one} and {other}; "
                     f"to score both now, name their files by hypotheses=[A,B] references=C, such as "
-                    f"{RunDir(Path(name)).text(test_set, HYPOTHESIS)}"
+                    f"{RunDir(run_path(name, 'runs')).text(test_set, HYPOTHESIS)}"
                 )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from transformer.config.jobs import Job
+from transformer.config.jobs import ON_HUB, Job
 from transformer.config.settings import Format, Quantization, SearchOverride, at_least, option, require
 
 
@@ -20,7 +20,7 @@ class Target(Enum):
 class ExportJob(Job):
     """`transformer export`."""
 
-    run_dir: str = option("runs/demo", "a directory that `train` made")
+    run_dir: str = option("runs/demo", "a directory that `train` made, or a run on the hub: hf:OWNER/NAME[@REVISION]")
     checkpoint: str = option("auto", "averaged, best, last, step-N, or auto (averaged; last where that is newer)")
     to: Target = option(Target.ctranslate2, "what the exported model is for")
     output: str | None = option(None, "the directory to make (null: RUN_DIR-TO)")
@@ -37,6 +37,8 @@ class ExportJob(Job):
         for name in ("engine", "engine_type"):
             require(getattr(self.search, name) is None, f"search.{name} is for a search by this package: leave it out")
         require(self.output != "", "output must name a directory")
+        is_named = self.output is not None or not self.run_dir.startswith(ON_HUB)
+        require(is_named, f"run_dir={self.run_dir} is on the hub: set output to the directory to make")
         require(self.tgt is None or self.src is not None, "tgt has the references of src: set both")
         require(
             self.quantization is Quantization.float32 or self.to in (Target.ctranslate2, Target.argos),

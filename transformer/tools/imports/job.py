@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from transformer.config.jobs import Job
-from transformer.config.settings import Format, option, require
+from transformer.config.jobs import Job, check_here
+from transformer.config.settings import Format, option
 
 
 @dataclass
@@ -26,4 +26,4 @@ class ImportJob(Job):
     format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
-        require(bool(self.run_dir), "run_dir must name a directory")
+        check_here(self.run_dir, "name a directory to make; what is on the hub is named by from")

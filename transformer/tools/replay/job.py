@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformer.config.jobs import Job
+from transformer.config.jobs import Job, check_here
 from transformer.config.settings import Format, at_least, option
 
 
@@ -17,4 +17,5 @@ class ReplayJob(Job):
     format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
+        check_here(self.run_dir, "a step is run again on the text of the training, which is not on the hub")
         at_least(self, "", 1, "step")

@@ -10,7 +10,9 @@ from transformer.config.settings import Device, at_least, at_most, option, requi
 class ReportJob(Job):
     """`transformer report`: a page on one run, or on several side by side."""
 
-    runs: list[str] = option([], "run directories; `report runs/a runs/b` sets this")
+    runs: list[str] = option(
+        [], "run directories, or runs on the hub (hf:OWNER/NAME); `report runs/a runs/b` sets this"
+    )
     output: str = option("report.html", "the page to write")
     samples: int = option(20, "number of sentences shown of each test set, from the best to the worst")
     checkpoints: int = option(

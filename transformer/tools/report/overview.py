@@ -123,7 +123,11 @@ def _test_bleu(run: RunReading, name: str, scored: Sequence[Scored]) -> Cell:
 
 def missing_section(runs: Sequence[RunReading]) -> Component | None:
     """What could not be read; None where everything could be."""
-    notes: list[Block] = [Note(text, is_warning=True) for run in runs for text in dict.fromkeys(run.missing)]
+    notes: list[Block] = [
+        Note(text.replace(str(run.directory.path), run.name), is_warning=True)  # of a run on the hub, its copy's path
+        for run in runs
+        for text in dict.fromkeys(run.missing)
+    ]
     return section("What is missing", notes) if notes else None
 
 

@@ -10,6 +10,7 @@ from transformer import __version__
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
+from transformer.data.hub import is_on_hub
 from transformer.records import Results, RunRecord
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Command, Table, section
@@ -107,18 +108,15 @@ def _report_arguments(job: ReportJob) -> list[str]:
 
 def _training_command(run: RunReading, record: RunRecord) -> Command:
     where = f", at commit {record.commit}" if record.commit else ""
-    job = replace(record.config, run_dir=f"{Path(run.name)}-again")
+    again = record.config.run_dir if is_on_hub(run.name) else Path(run.name)
+    job = replace(record.config, run_dir=f"{again}-again")
     return Command(f"Train {run.name} again, in another run directory{where}:", _line("train", train_overrides(job)))
 
 
 def train_overrides(job: TrainJob) -> list[str]:
     """The arguments of `transformer train` for this job: all that differs from the paper's base."""
     paper = leaves(to_json(TrainJob()))
-    overrides = [
-        f"{key}={as_typed(value)}"
-        for key, value in leaves(to_json(job)).items()
-        if key not in paper or value != paper[key]
-    ]
+    overrides = [f"{key}={as_typed(value)}" for key, value in leaves(to_json(job)).items() if value != paper.get(key)]
     return ["experiment=base", *overrides]
 
 

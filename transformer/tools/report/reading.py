@@ -9,11 +9,11 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from transformer.data.report import DataReport, read_report
 from transformer.errors import InputError, TransformerError
+from transformer.published.hub_run import run_path
 from transformer.records import Results, RunRecord, Validation
 from transformer.run_dir import RunDir
 from transformer.tools.metrics import Curve, read_curves
@@ -56,7 +56,7 @@ class RunReading:
 
 def read_run(name: str) -> RunReading:
     """Read a run directory. Raises InputError where there is none."""
-    run = RunDir(Path(name))
+    run = RunDir(run_path(name, "runs"))
     if not run.path.is_dir():
         raise InputError(f"{name}: no such run directory")
     documents = (run.record, run.results, run.metrics)

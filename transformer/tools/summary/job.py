@@ -12,7 +12,8 @@ class SummaryJob(TrainJob):
     """`transformer summary`."""
 
     run: str | None = option(
-        None, "summarise this run directory, with the speed that it had, instead of these settings"
+        None,
+        "summarise this run directory, or this run on the hub, with the speed that it had, instead of these settings",
     )
     tokens_per_second: float | None = option(None, "target tokens a second, to estimate the hours from")
     format: Format = option(Format.text, "text for people, or JSON for programs")

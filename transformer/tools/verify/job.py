@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformer.config.jobs import Job
+from transformer.config.jobs import Job, check_here
 from transformer.config.settings import Format, option, require
 
 ALL = "all"
@@ -17,5 +17,6 @@ class VerifyJob(Job):
     format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
+        check_here(self.run_dir, "the training is repeated on its text, which is not on the hub")
         is_count = self.steps.isascii() and self.steps.isdecimal() and 0 < int(self.steps[:20]) < 10**18
         require(self.steps == ALL or is_count, f"steps={self.steps} is neither a number of steps nor `{ALL}`")

@@ -1,0 +1,366 @@
+"""The model card of a run: what it translates, how well, on what it was trained, at what cost, and where it ends.
+
+    Subject -> format_card -> README.md: a head in YAML for the hub, then Markdown for people
+
+Every statement is taken from the documents of the run, and a section is left out where they do not tell.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from transformer.checkpoint import Checkpoint
+from transformer.config.jobs import ON_HUB
+from transformer.cost import count_parameters, step_flops
+from transformer.data.hub import CardScore, CardSet, card_head, name_on_hub
+from transformer.data.report import DataReport, SetReport
+from transformer.evaluation.sets import describe_origin
+from transformer.records import Imported, Results, RunRecord, Scores
+from transformer.run_dir import DEV, RunDir, tensor_file
+from transformer.tools.markdown import markdown_table
+from transformer.tools.push.job import PushJob
+from transformer.tools.report.overview import format_duration
+from transformer.tools.report.provenance import train_overrides
+from transformer.vocabulary import describe_vocab_size
+
+MOST_DIGESTS = 2  # of the files of a set
+DIGITS = 12  # of a digest
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run, as its card describes it: what its documents say, without what is of this machine."""
+
+    run: RunDir
+    record: RunRecord
+    checkpoint: Checkpoint
+    report: DataReport | None  # None: of an imported model
+    results: Results | None  # None: these weights were not scored
+    sizes: Mapping[str, int]  # sentences of each test set
+    scores: Mapping[str, Scores]  # of the results, with what judges have said
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Those of source and target, as the settings have them."""
+        data = self.record.config.data
+        return data.src_lang, data.tgt_lang
+
+    @property
+    def origin(self) -> Imported | None:
+        """The published model that it is, or that its weights began from."""
+        began = self.record.init_from
+        return self.record.imported or (None if began is None else began.imported)
+
+
+def format_card(subject: Subject, job: PushJob) -> str:
+    """The text of README.md."""
+    sections = [
+        _introduction(subject, job),
+        _usage(subject, job),
+        _scores(subject),
+        _data(subject),
+        _training(subject),
+        _limits(subject),
+        _licence(subject, job),
+    ]
+    return _head(subject, job) + "\n" + "\n".join("".join(f"{line}\n" for line in lines) for lines in sections if lines)
+
+
+# ---- for the hub ----------------------------------------------------------------------------------------------------
+
+
+def _head(subject: Subject, job: PushJob) -> str:
+    origin = subject.origin
+    of_hub = [
+        of_set.origin.dataset
+        for name, of_set in _sets(subject).items()
+        if _is_of_training(name) and of_set.origin is not None and of_set.origin.revision is not None
+    ]
+    return card_head(
+        job.repo,
+        languages=subject.languages,
+        licence=job.license,
+        base_model=name_on_hub(origin.source, "from")[0] if origin is not None and origin.revision else None,
+        datasets=list(dict.fromkeys(of_hub)),
+        test_sets=[_card_set(subject, name, scores) for name, scores in subject.scores.items()],
+    )
+
+
+def _card_set(subject: Subject, name: str, scores: Scores) -> CardSet:
+    of_set = _sets(subject).get(name if name == DEV else f"test.{name}")
+    origin = None if of_set is None else of_set.origin
+    is_of_hub = origin is not None and origin.revision is not None
+    found = [
+        CardScore("bleu", "BLEU", scores.bleu, scores.bleu_signature),
+        CardScore("chrf", "chrF", scores.chrf, scores.chrf_signature),
+    ]
+    if scores.chrf_plus_plus is not None:
+        found.append(CardScore("chrf", "chrF++", scores.chrf_plus_plus, scores.chrf_plus_plus_signature))
+    found += [
+        CardScore(judge, judge, judgement.system, judgement.version) for judge, judgement in scores.judges.items()
+    ]
+    return CardSet(
+        name=name,
+        dataset=origin.dataset if origin is not None and is_of_hub else name,
+        subset=origin.subset if origin is not None and is_of_hub else None,
+        split=origin.split if origin is not None and is_of_hub else None,
+        revision=origin.revision if origin is not None else None,
+        scores=found,
+    )
+
+
+# ---- for people -----------------------------------------------------------------------------------------------------
+
+
+def _introduction(subject: Subject, job: PushJob) -> list[str]:
+    source, target = subject.languages
+    made = "A published model" if subject.record.imported is not None else "A model"
+    lines = [
+        f"# {job.repo.rpartition('/')[2]}",
+        "",
+        f"{made} that translates from `{source}` to `{target}`: a Transformer with encoder and decoder (Vaswani et",
+        "al., 2017, [Attention Is All You Need](https://arxiv.org/abs/1706.03762)), in the format of transformer-mt "
+        f"{subject.record.versions.get('transformer-mt', '')}.",
+    ]
+    if subject.origin is not None:
+        verb = "It is" if subject.record.imported is not None else "Its weights began as those of"
+        lines.append(f"{verb} {subject.origin.describe()}.")
+    return lines
+
+
+def _usage(subject: Subject, job: PushJob) -> list[str]:
+    name = f"{ON_HUB}{job.repo}"
+    tags = subject.record.config.data.required_tags()
+    tag = f" {shlex.quote(f'tag={tags[0]}')}" if tags else ""
+    text = f"{tags[0]} A sentence to translate." if tags else "A sentence to translate."
+    lines = [
+        "## Use",
+        "",
+        "With transformer-mt installed, from the command line and from Python:",
+        "",
+        "```sh",
+        f"echo 'A sentence to translate.' | transformer translate run_dir={name}{tag}",
+        f"transformer train init_from={name} ...      # go on from it",
+        "```",
+        "",
+        "```python",
+        "import transformer",
+        "",
+        f'translator = transformer.load("{name}")',
+        f'translator.translate(["{text}"])',
+        "```",
+        "",
+        "The files are fetched once, and compared with the sizes and SHA-256 in `MANIFEST.json` before they are used;",
+        "nothing in them is executed.",
+    ]
+    if tags:
+        lines += ["", f"Each source begins with a word that says what to do: {_listed(tags)}."]
+    return lines
+
+
+def _scores(subject: Subject) -> list[str]:
+    lines = ["## Scores", ""]
+    results = subject.results
+    if results is None:
+        return [*lines, "These weights were not scored on a test set."]
+
+    # A row for each set.
+    judges = list(dict.fromkeys(judge for scores in subject.scores.values() for judge in scores.judges))
+    rows = []
+    for name, scores in subject.scores.items():
+        plus_plus = "" if scores.chrf_plus_plus is None else f"{scores.chrf_plus_plus:.2f}"
+        of_judges = [f"{scores.judges[judge].system:.4f}" if judge in scores.judges else "" for judge in judges]
+        count = f"{subject.sizes[name]:,}" if name in subject.sizes else ""
+        rows.append([_cell(name), count, f"{scores.bleu:.2f}", f"{scores.chrf:.2f}", plus_plus, *of_judges])
+    lines += markdown_table(["test set", "sentences", "BLEU", "chrF", "chrF++", *judges], rows, left={0})
+
+    # What they depend on.
+    origin = describe_origin(results.averaged, steps=results.steps, seed=results.seed, data_digest=results.data_digest)
+    search = results.search
+    engine = "" if results.engine is None else f", by {results.engine}"
+    lines += [
+        "",
+        f"Model: {origin}. Search: beam {search.beam_size}, length penalty {search.length_penalty}{engine}. BLEU, chrF",
+        "and chrF++ are those of sacreBLEU, and compare only with scores of the same signature:",
+        "",
+        *(f"- {line}" for line in _signatures(subject.scores)),
+    ]
+    if set(subject.scores) == {DEV}:
+        lines += ["", "`dev` is the development set, by which the training was watched; there was no test set."]
+    return [*lines, "", "One training, with one seed: what other seeds would differ by is not measured."]
+
+
+def _signatures(scores: Mapping[str, Scores]) -> list[str]:
+    """How the scores were made, each once."""
+    lines = []
+    for of_set in scores.values():
+        lines += [f"BLEU `{of_set.bleu_signature}`", f"chrF `{of_set.chrf_signature}`"]
+        if of_set.chrf_plus_plus_signature is not None:
+            lines.append(f"chrF++ `{of_set.chrf_plus_plus_signature}`")
+        lines += [f"{judge} `{judgement.version or 'unknown version'}`" for judge, judgement in of_set.judges.items()]
+    return list(dict.fromkeys(lines))
+
+
+def _data(subject: Subject) -> list[str]:
+    report = subject.report
+    if report is None:
+        return []
+    rows = []
+    for name, of_set in sorted(report.sets.items(), key=lambda item: not _is_of_training(item[0])):
+        origin = of_set.origin
+        files = list(of_set.files.values())
+        source = str(origin) if origin is not None else ", ".join(file.path for file in files)
+        digests = " ".join(f"`{file.sha256[:DIGITS]}`" for file in files[:MOST_DIGESTS])
+        more = "" if len(files) <= MOST_DIGESTS else f" and {len(files) - MOST_DIGESTS} more"
+        licence = "" if origin is None or origin.corpus is None else origin.corpus.licence or "unknown"
+        revision = "" if origin is None else origin.revision or ""
+        kept = "" if of_set.pairs_kept is None else f"{of_set.pairs_kept:,}"
+        rows.append(
+            [_cell(name), _cell(source), revision, _cell(licence), f"{of_set.pairs_read:,}", kept, f"{digests}{more}"]
+        )
+    head = ["set", "what it is", "revision", "its licence", "pairs", "trained on", "SHA-256 of the files"]
+    told = [number for number in range(len(head)) if any(row[number] for row in rows)]
+    dropped = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in report.dropped.items() if count]
+    models = "One model of" if subject.record.target_tokenizer_sha256 is None else "Two models of"
+    lines = [
+        "## Data",
+        "",
+        *markdown_table(
+            [head[number] for number in told],
+            [[row[number] for number in told] for row in rows],
+            left={place for place, number in enumerate(told) if number not in (4, 5)},
+        ),
+        "",
+        f"Dropped: {', '.join(dropped) or 'none'}. {models} SentencePiece: {describe_vocab_size(report.vocab_sizes)}.",
+    ]
+    to_cite = [
+        entry
+        for of_set in report.sets.values()
+        if of_set.origin is not None and of_set.origin.corpus is not None
+        for entry in of_set.origin.corpus.citations.values()
+    ]
+    if to_cite:
+        lines += ["", "To cite:", "", "```bibtex", *dict.fromkeys(to_cite), "```"]
+    return lines
+
+
+def _training(subject: Subject) -> list[str]:
+    record = subject.record
+    model = record.config.model
+    sizes = subject.checkpoint.run_state().vocab_sizes
+    weights = subject.checkpoint.manifest.files[tensor_file(subject.checkpoint.weights_name)]
+    lines = [
+        "## Model and training" if record.imported is None else "## Model",
+        "",
+        f"- {count_parameters(model, sizes).total:,} parameters: {model.n_layers} + {model.decoder_layers} layers, "
+        f"d_model {model.d_model}, d_ff {model.d_ff}, {model.n_heads} heads; {describe_vocab_size(sizes)}; "
+        f"{weights.size / 1e6:,.1f} MB",
+    ]
+    if record.imported is not None:
+        return lines
+
+    results = subject.results
+    if results is not None:
+        lines.append(
+            f"- {results.steps:,} steps, {results.sentences:,} sentences and {results.target_tokens:,} target tokens, "
+            f"up to epoch {results.epochs + 1}, in {record.resolved.precision.value}"
+        )
+        machine = "" if record.machine is None else f" on {record.machine}"
+        lines.append(f"- {format_duration(round(results.training_seconds))} of training{machine}{_flops(subject)}")
+    else:
+        lines.append(
+            f"- step {subject.checkpoint.step:,} of {record.config.train.max_steps:,}: the training had not ended"
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    lines += [
+        f"- started {record.started}, with {versions}",
+        "",
+        "The same training again, in a folder that has the files of the data, and the scores:",
+        "",
+        "```sh",
+        _line("train", train_overrides(record.config)),
+        _line("evaluate", [f"run_dir={record.config.run_dir}"]),
+        "```",
+    ]
+    return lines
+
+
+def _flops(subject: Subject) -> str:
+    """What the training computed, as a part of a sentence."""
+    report, results = subject.report, subject.results
+    if report is None or results is None or not report.pairs_kept or not report.tokens.tgt:
+        return ""
+    flops = step_flops(
+        subject.record.config.model,
+        report.vocab_sizes,
+        source=round(results.target_tokens * report.tokens.src / report.tokens.tgt),
+        target=results.target_tokens,
+        mean_length=report.tokens.tgt / report.pairs_kept,
+    )
+    return f", about {flops:.1e} floating-point operations"
+
+
+def _limits(subject: Subject) -> list[str]:
+    source, target = subject.languages
+    record = subject.record
+    longest = record.config.model.max_positions - 1
+    lines = ["## Limits", ""]
+    report = subject.report
+    if report is not None:
+        lines.append(
+            f"- It has learned from {report.pairs_kept:,} pairs of `{source}` and `{target}`, and nothing else. How it "
+            "translates text of another kind than that of the table above was not measured."
+        )
+        if report.lines is not None:
+            lines.append(
+                f"- {report.lines.several_sentences:,} of these sources have more than one sentence. Where that is "
+                "few, translate longer text sentence by sentence (`split=true`)."
+            )
+    lines.append(f"- A source of more than {longest:,} pieces is cut there.")
+    if not record.config.tokenizer.byte_fallback and record.imported is None:
+        lines.append("- A character that the training text did not have is unknown, and cannot be written.")
+    lines += [
+        "- A translation may read well and be wrong: numbers, names and negations may be lost, and sentences made",
+        "  up. The scores are means over a test set, and say nothing of a single sentence. Let a person check what",
+        "  matters.",
+        "- What is unfair or offensive in the data may be so in translations; nothing filters it.",
+    ]
+    return lines
+
+
+def _licence(subject: Subject, job: PushJob) -> list[str]:
+    lines = ["## Licence", "", f"`{job.license}`, as chosen by who published it."]
+    if subject.origin is not None:
+        lines.append(f"It comes from {subject.origin.describe()}.")
+    if any(of_set.origin is not None and of_set.origin.corpus is not None for of_set in _sets(subject).values()):
+        lines.append("Those of the data are in the table above.")
+    return lines
+
+
+def _sets(subject: Subject) -> Mapping[str, SetReport]:
+    return {} if subject.report is None else subject.report.sets
+
+
+def _is_of_training(name: str) -> bool:
+    return name == "train" or name.startswith("extra.")
+
+
+def _line(command: str, arguments: Sequence[str]) -> str:
+    """A command line, broken where it is long."""
+    words = ["transformer", command, *map(shlex.quote, arguments)]
+    lines = [""]
+    for word in words:
+        if len(lines[-1]) + len(word) > 110:
+            lines[-1] += " \\"
+            lines.append("  ")
+        lines[-1] += word if lines[-1].strip() == "" else f" {word}"
+    return "\n".join(lines)
+
+
+def _listed(tags: Sequence[str]) -> str:
+    return ", ".join(f"`{tag}`" for tag in tags)
+
+
+def _cell(text: str) -> str:
+    """A name as a cell of a table."""
+    return " ".join(text.replace("|", "\\|").split())

@@ -1,0 +1,223 @@
+"""`transformer push`: a run goes to the Hugging Face hub, with what translating needs, and a card that says what it is.
+
+    run -> Subject -> _write       run.json, data.json, results.json, metrics.jsonl, tokenizers, averaged/, hypotheses/
+                   -> format_card  README.md
+                   -> seal         MANIFEST.json -> one commit
+
+The moments, the other checkpoints, the log and text of the training stay here, and so do the names of this machine's
+folders: see `portable`.
+"""
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from transformer import __version__
+from transformer.checkpoint import Checkpoint, commit, find_checkpoint
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import from_json, to_json
+from transformer.data.hub import push_folder
+from transformer.data.report import read_report
+from transformer.data.tokenizer import read_models
+from transformer.errors import CheckpointError, InputError
+from transformer.evaluation.judges import JudgedText, read_judgements
+from transformer.evaluation.sets import check_kept, read_set, read_sets
+from transformer.files import list_names, make_directories, storage_error, write_file, write_json
+from transformer.published.hub_run import CARD, RUN_FILE, check_sealed, seal
+from transformer.records import Results, Scores
+from transformer.run_dir import HYPOTHESIS, MODEL, REFERENCE, SOURCE, RunDir
+from transformer.tools.push.card import Subject, format_card
+from transformer.tools.push.job import LICENCES, PushJob
+from transformer.tools.push.portable import portable_job, portable_record, portable_report
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What was sent, or would be."""
+
+    repo: str
+    private: bool
+    address: str | None  # of the repository; None: nothing was sent
+    revision: str | None  # the commit
+    files: dict[str, int]  # bytes, by name
+    card: str
+
+
+def push(job: PushJob) -> Pushed:
+    """Send a run to the hub, in one commit; with `dry_run`, only make what would be sent.
+
+    Raises InputError where a key is missing, where there is no run or model, and where the hub does not take it;
+    CheckpointError where the run is damaged; StorageError where there is no room for a copy of it.
+    """
+    if not job.repo:
+        raise InputError("repo is not set: name a repository of the hub as OWNER/NAME")
+    if not job.license:
+        raise InputError(
+            f"license is not set, and nobody can guess it: name the licence under which others may use the model: "
+            f"{LICENCES}, or another that the hub knows; those of the data may limit the choice"
+        )
+
+    subject = _read(job)
+    with _folder(job) as folder:
+        card = format_card(subject, job)
+        try:
+            _write(subject, folder, with_texts=job.texts)
+            write_file(folder / CARD, card.encode())
+            seal(folder)
+        except OSError as error:
+            raise storage_error(folder, error=error) from error
+        check_sealed(folder)
+        _check_private(folder)
+
+        files = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+        address = revision = None
+        if not job.dry_run:
+            log.info("%s: sending %d files, %.1f MB", job.repo, len(files), sum(files.values()) / 1e6)
+            address, revision = push_folder(
+                folder,
+                job.repo,
+                private=job.private,
+                message=f"Push {subject.record.id} at step {subject.checkpoint.step} by transformer-mt {__version__}",
+                is_ours=lambda name: RUN_FILE.fullmatch(name) is not None,
+            )
+    return Pushed(job.repo, job.private, address, revision, files=dict(sorted(files.items())), card=card)
+
+
+def format_pushed(pushed: Pushed) -> str:
+    """What was sent and how it is used; of a dry run, the files and the card."""
+    size = f"{len(pushed.files)} files, {sum(pushed.files.values()) / 1e6:.1f} MB"
+    seen_by = "private" if pushed.private else "public"
+    if pushed.revision is not None:
+        return (
+            f"{pushed.address}: {size}, {seen_by}, revision {pushed.revision}\n"
+            f"transformer translate run_dir=hf:{pushed.repo} < in.txt\n"
+        )
+    width = max(map(len, pushed.files))
+    lines = [f"{name:<{width}}  {count:>13,}" for name, count in pushed.files.items()]
+    head = f"dry run, nothing is sent: {pushed.repo} would have {size}, {seen_by}"
+    return "".join(f"{line}\n" for line in [head, "", *lines, "", f"{CARD}:", ""]) + pushed.card
+
+
+# ---- what is read ---------------------------------------------------------------------------------------------------
+
+
+def _read(job: PushJob) -> Subject:
+    """The run, with its scores where they are those of the weights that are sent."""
+    run = RunDir(Path(job.run_dir))
+    checkpoint = find_checkpoint(run.path, "auto")
+    record = run.read_record()
+    run.check_tokenizers(read_models(run.path))
+    report = read_report(run) if run.data.exists() else None
+    results = run.read_results() if run.results.exists() else None
+    if results is not None and not _are_of(results, checkpoint):
+        log.warning("%s: of step %d, and what is sent is not: the scores are left out", run.results, results.steps)
+        results = None
+
+    sets = read_sets(run)
+    if results is not None:
+        check_kept(run, sets)
+    return Subject(
+        run=run,
+        record=portable_record(record),
+        checkpoint=checkpoint,
+        report=None if report is None else portable_report(report),
+        results=results,
+        sizes={name: len(pairs) for name, pairs in sets.items()},
+        scores={} if results is None else {name: _judged(run, name, one) for name, one in results.scores.items()},
+    )
+
+
+def _judged(run: RunDir, name: str, scores: Scores) -> Scores:
+    """The scores of a set, with what judges have said of these translations."""
+    if not run.judge_names(name) or not run.text(name, HYPOTHESIS).exists():
+        return scores
+    pairs = read_set(run, name)
+    hypotheses = [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
+    text = JudgedText([source for source, _ in pairs], hypotheses, [reference for _, reference in pairs])
+    return replace(scores, judges=read_judgements(run, name, text))
+
+
+def _are_of(results: Results, checkpoint: Checkpoint) -> bool:
+    return (results.steps, results.averaged) == (checkpoint.step, checkpoint.run_state().averaged)
+
+
+# ---- what is written ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _folder(job: PushJob) -> Iterator[Path]:
+    """The directory `output`, which is made; else one that is gone at the end. Raises InputError where it is there."""
+    if job.output is None:
+        with tempfile.TemporaryDirectory(prefix="transformer-push-") as temporary:
+            yield Path(temporary)
+        return
+
+    output = Path(job.output)
+    if output.is_symlink() or (output.exists() and (not output.is_dir() or list_names(output))):
+        raise InputError(f"{output}: exists already and is not empty: choose another output, or remove it")
+    try:
+        make_directories(output)
+    except OSError as error:
+        raise storage_error(output, error=error) from error
+    yield output
+
+
+def _write(subject: Subject, folder: Path, *, with_texts: bool) -> None:
+    """Write the files of the run, but for card and manifest. Raises OSError and StorageError."""
+    there = RunDir(folder)
+    there.write_record(subject.record)
+    for name, content in read_models(subject.run.path).items():
+        write_file(folder / name, content)
+    if subject.report is not None:
+        write_json(there.data, to_json(subject.report))
+    if subject.results is not None:
+        there.write_results(subject.results)
+    if subject.run.metrics.exists():  # numbers alone: `report` draws its curves, `summary` takes its speed
+        write_file(there.metrics, subject.run.metrics.read_bytes())
+
+    # The weights that `translate` takes, as an average, whatever they were here.
+    checkpoint = subject.checkpoint
+    state = checkpoint.run_state()
+    commit(
+        folder,
+        step=checkpoint.step,
+        tensors={MODEL: checkpoint.weights()},
+        state=to_json(state) | {"training": None},
+        config=to_json(portable_job(_job_of(checkpoint))),
+        averaged=True,
+    )
+
+    if with_texts:
+        there.hypotheses.mkdir()
+        kinds = [SOURCE, REFERENCE] if subject.results is None else [SOURCE, REFERENCE, HYPOTHESIS]
+        for name in subject.run.set_names():
+            for kind in kinds:
+                with suppress(FileNotFoundError):  # the dev set has no translations
+                    write_file(there.text(name, kind), subject.run.text(name, kind).read_bytes())
+
+
+def _job_of(checkpoint: Checkpoint) -> TrainJob:
+    try:
+        return from_json(TrainJob, checkpoint.config)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: not the settings of a run: {error}") from None
+
+
+def _check_private(folder: Path) -> None:
+    """Raise InputError for a document that names the user's home directory: that is nobody's business.
+
+    What is known to have paths was taken out. This is for what a run has from elsewhere, such as an error's message.
+    """
+    home = str(Path.home())
+    for path in sorted(folder.rglob("*")):
+        is_document = path.suffix in (".json", ".md")
+        if is_document and len(home) > 1 and f"{home}/" in path.read_text(encoding="utf-8"):
+            raise InputError(
+                f"{path.relative_to(folder)}: names a folder under {home}, and would be sent so: take it out of the "
+                "run's own file of that name"
+            )
