@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from transformer.errors import TransformerError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Padded",
