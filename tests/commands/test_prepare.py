@@ -855,10 +855,10 @@ def test_prepare_does_not_read_blocks_far_ahead_of_what_is_written(
     read, ahead = 0, []
     pairs, add = Source.pairs, StoreWriter.add
 
-    def counted(source: Source, *counts: Any) -> Iterator[Pair]:
+    def counted(source: Source, *counts: Any, **options: Any) -> Iterator[Pair]:
         nonlocal read
         read = 0  # each of the three readings
-        for found in pairs(source, *counts):
+        for found in pairs(source, *counts, **options):
             read += 1
             yield found
 

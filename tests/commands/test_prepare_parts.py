@@ -180,9 +180,9 @@ def test_prepare_reads_only_the_shards_of_its_part(job: TrainJob, monkeypatch: p
     read: list[str] = []
     real = Source.pairs
 
-    def noting(source: Source, *counts: Any) -> Iterator[Pair]:
+    def noting(source: Source, *counts: Any, **options: Any) -> Iterator[Pair]:
         read.extend(path.name for shard in source.shards for path in shard)
-        return real(source, *counts)
+        return real(source, *counts, **options)
 
     monkeypatch.setattr(Source, "pairs", noting)
     part(job, 7, 8)

@@ -70,6 +70,22 @@ def test_read_pairs_shifts_no_pair_whatever_strange_thing_is_in_one(tmp_path: Pa
         assert kept == (text[at].removeprefix("\ufeff") if line == 0 else text[at])
 
 
+@pytest.mark.parametrize("size", [1, 16, 1 << 20])
+def test_read_pairs_without_the_first_ones(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer.data.corpus._BUFFER", size)  # of less than a line, of some, or of all
+    source = write(tmp_path / "a", [b"\xef\xbb\xbfeins", b"", b"", b"x" * 40, *numbered(20, "de"), b""], b"\r\n")
+    target = write(tmp_path / "b.zst", [b"", b"one", b"y" * 20, b"\r", *numbered(20, "en"), b"end"])
+    pairs = list(read_pairs(source, target))
+    assert pairs[:4] == [("eins", ""), ("", "one"), ("", "y" * 20), ("x" * 40, "")]
+    assert len(pairs) == 25
+    for skip in range(26):
+        assert list(read_pairs(source, target, skip=skip)) == pairs[skip:]
+
+    longer = write(tmp_path / "c", numbered(27, "en"))
+    with pytest.raises(InputError, match=r"a has 25 lines, .*c has 27: "):
+        list(read_pairs(source, longer, skip=9))
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
 @pytest.mark.parametrize(
     ("content", "expected"),

@@ -57,10 +57,16 @@ def read_lines(path: Path) -> Generator[str, None, None]:
             yield from lines
 
 
-def read_pairs(source: Path, target: Path) -> Generator[Pair, None, None]:
-    """The pairs of two files in step. Raises InputError as read_lines does, and for unequal numbers of lines."""
-    line_counts = [0, 0]
-    with closing(_read_line_blocks(source)) as source_blocks, closing(_read_line_blocks(target)) as target_blocks:
+def read_pairs(source: Path, target: Path, *, skip: int = 0) -> Generator[Pair, None, None]:
+    """The pairs of two files in step, but for the first `skip`, whose text is not looked at.
+
+    Raises InputError as read_lines does, and for unequal numbers of lines.
+    """
+    line_counts = [skip, skip]
+    with (
+        closing(_read_line_blocks(source, skip=skip)) as source_blocks,
+        closing(_read_line_blocks(target, skip=skip)) as target_blocks,
+    ):
         source_lines = chain.from_iterable(_count_lines(source_blocks, line_counts, side=0))
         target_lines = chain.from_iterable(_count_lines(target_blocks, line_counts, side=1))
         try:
@@ -81,12 +87,21 @@ def _count_lines(blocks: Iterator[list[str]], line_counts: list[int], *, side: i
         yield lines
 
 
-def _read_line_blocks(path: Path) -> Generator[list[str], None, None]:
-    """The lines of a file in lists of many, which are decoded and split faster than line by line."""
+def _read_line_blocks(path: Path, *, skip: int = 0) -> Generator[list[str], None, None]:
+    """The lines of a file in lists of many, which are decoded and split faster than line by line.
+
+    Those of the first `skip` lines that are in a block without others are only counted.
+    """
     lines_read = 0
     try:
         with closing(_read_byte_blocks(path)) as blocks:
             for block in blocks:
+                unwanted = skip - lines_read
+                newlines = block.count(b"\n") if unwanted > 0 else 0
+                if newlines < unwanted:
+                    lines_read += newlines + 1
+                    continue
+
                 text = _decode(_cut_first_line(block, path, before=lines_read), path, before=lines_read)
                 if lines_read == 0:
                     text = text.removeprefix("\ufeff")
@@ -95,7 +110,7 @@ def _read_line_blocks(path: Path) -> Generator[list[str], None, None]:
                 lines_read += len(lines)
                 if "\r" in text:
                     lines = [line.removesuffix("\r") for line in lines]
-                yield lines
+                yield lines[unwanted:] if unwanted > 0 else lines
     except DAMAGE as error:
         raise damaged(path, lines_read + 1, error) from error
 

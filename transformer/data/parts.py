@@ -212,8 +212,8 @@ class _Range:
     end: int
 
     def pairs(self) -> Iterator[Pair]:
-        """The pairs, with the tag of their set. Those before them are read, too: a stream has no other way in."""
-        return islice(self.shard.tagged_pairs(), self.first, self.end)
+        """The pairs, with the tag of their set. What is before them is read, too: a stream has no other way in."""
+        return islice(self.shard.tagged_pairs(skip=self.first), self.end - self.first)
 
     def check(self, parts: int) -> None:
         """Raise InputError unless the files hold what part 0 has read."""

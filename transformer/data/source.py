@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from glob import has_magic
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -121,26 +121,28 @@ class Source:
         """Each shard as a source of its own."""
         return [replace(self, shards=[shard]) for shard in self.shards]
 
-    def pairs(self, left_out: Counter[str] | None = None) -> Iterator[Pair]:
+    def pairs(self, left_out: Counter[str] | None = None, *, skip: int = 0) -> Iterator[Pair]:
         """The pairs as the files have them, in order; `left_out` counts what they have beside them, by kind.
 
-        Raises InputError where a file cannot be read or is no parallel text.
+        Of each shard the first `skip` pairs are left out. Raises InputError where a file cannot be read or is no
+        parallel text.
         """
-        readings = (self._read(shard, left_out) for shard in self.shards)
+        readings = (self._read(shard, left_out, skip) for shard in self.shards)
         return next(readings) if len(self.shards) == 1 else chain.from_iterable(readings)
 
-    def _read(self, shard: Shard, left_out: Counter[str] | None) -> Iterator[Pair]:
+    def _read(self, shard: Shard, left_out: Counter[str] | None, skip: int) -> Iterator[Pair]:
         if self.columns is None:
             source, target = shard
-            return read_pairs(source, target)
+            return read_pairs(source, target, skip=skip)
         (table,) = shard
-        return read_table(table, self.columns, left_out)
+        return islice(read_table(table, self.columns, left_out), skip, None)
 
-    def tagged_pairs(self, left_out: Counter[str] | None = None) -> Iterator[Pair]:
+    def tagged_pairs(self, left_out: Counter[str] | None = None, *, skip: int = 0) -> Iterator[Pair]:
         """The pairs as a model reads them: each source behind the tag, if there is one. See `pairs`."""
+        pairs = self.pairs(left_out, skip=skip)
         if self.tag is None:
-            return self.pairs(left_out)
-        return ((with_tag(source, self.tag), target) for source, target in self.pairs(left_out))
+            return pairs
+        return ((with_tag(source, self.tag), target) for source, target in pairs)
 
     def load(self, key: str, left_out: Counter[str] | None = None) -> list[Pair]:
         """All the pairs of a development or test set, as a model reads them. See `pairs`.
