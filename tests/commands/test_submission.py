@@ -15,6 +15,7 @@ from support.corpora import (
     finish,
     last_logged,
     overrides,
+    read,
     results_of,
     start,
     tiny_job,
@@ -237,7 +238,8 @@ for task in range(count):
     slurm = {{"SLURM_JOB_ID": str(4711 + task), "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": str(task)}}
     environment = {{**os.environ, **slurm, "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "1"}}
     environment["SLURM_JOB_NODELIST"] = "127.0.0.1"
-    subprocess.Popen(["bash", "-c", script], env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+    streams = {{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}}  # whose ends submitit waits for
+    subprocess.Popen(["bash", "-c", script], env=environment, start_new_session=True, **streams)
 print("Submitted batch job 4711")
 """
 SRUN = f"""#!{sys.executable}
@@ -301,8 +303,7 @@ def test_submission_to_slurm_trains_on_two_ranks_and_reports_a_node_that_fails(t
     assert (tmp_path / "requeue-4711_0").exists()
     assert results_of(first)["steps"] == 300
     assert "run 2 of the sweep failed (train.seed=2): the job has ended without a word (NODE_FAIL)" in err
-    record = (first / "run.json").read_text(encoding="utf-8")
-    assert '"world_size": 2' in record
+    assert {begun["ranks"] for begun in read(first / "history.json")["starts"]} == {2}
 
 
 def in_step_of(process: int) -> list[int]:
