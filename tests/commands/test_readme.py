@@ -1,10 +1,12 @@
 """The README, docs/ and data/README.md, taken at their word: examples run or compose as they stand, links lead
-somewhere, and the tables of commands and places are the package.
+somewhere, the notebook runs from its first cell to its last, and the tables of commands and places are the package.
 
 The fence of each block of code says what may be expected of it: `run`, it runs in an empty folder, one block after the
 other; `compose`, its commands are complete and each sets what it says; `shown: REASON`, it is only to be looked at.
 """
 
+import base64
+import json
 import os
 import re
 import shlex
@@ -14,10 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.command_line import enter
+from support.corpora import run_command
 from support.paths import ROOT
 from support.source_code import imports
 from transformer.cli.commands import compose
@@ -199,3 +203,70 @@ def test_readme_table_of_commands_is_complete() -> None:
     named = re.findall(r"^\| `(\w+)` \| ", README.partition("## Commands")[2].partition("\n## ")[0], re.MULTILINE)
     listed = re.findall(r"^  (\w+) ", enter("--help").out, re.MULTILINE)
     assert sorted(named) == sorted(listed)
+
+
+# ---- the notebook ---------------------------------------------------------------------------------------------------
+
+TOUR = json.loads((ROOT / "docs/tour.ipynb").read_text(encoding="utf-8"))
+CELLS = [cell for cell in TOUR["cells"] if cell["cell_type"] == "code"]
+
+
+def test_tour_is_a_notebook_of_ten_cells_that_were_run() -> None:
+    """What Jupyter asks of version 4.5, without it; the output is that of one run from the top."""
+    assert (TOUR["nbformat"], TOUR["nbformat_minor"]) == (4, 5)
+    assert TOUR["metadata"]["kernelspec"]["name"] == "python3"
+    identifiers = [cell["id"] for cell in TOUR["cells"]]
+    assert len(set(identifiers)) == len(identifiers)
+    assert all(re.fullmatch(r"[\w-]{1,64}", identifier) for identifier in identifiers)
+    assert all(isinstance(cell["metadata"], dict) and all(map(str, cell["source"])) for cell in TOUR["cells"])
+
+    assert [cell["execution_count"] for cell in CELLS] == list(range(1, 11))
+    outputs = [output for cell in CELLS for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} == {"stream", "execute_result", "display_data"}
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}
+    [picture] = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    assert base64.b64decode(picture).startswith(b"\x89PNG")
+
+
+def test_tour_runs_from_text_to_attention(
+    small_demo: Shipped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells in order, on a few lines of the demo, for a few steps; a line of the shell is run in this process."""
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    monkeypatch.setattr("transformer.config.compose.shipped", small_demo)
+    monkeypatch.setattr("transformer.training.resolve.resolve_threads", lambda threads: 1)
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+
+    printed = []
+    names: dict[str, Any] = {"shell": in_this_process}
+    for cell in CELLS:
+        source = "".join(cell["source"])
+        assert ("steps = 1000" in source) == (cell is CELLS[0])
+        source = source.replace("steps = 1000", "steps = 20")
+        exec(re.sub(r"^!(.+)$", r"shell(f'''\1''')", source, flags=re.MULTILINE), names)
+        printed.append(capsys.readouterr().out)
+    matplotlib.pyplot.close("all")
+
+    assert printed[1].startswith((REAL / "train.en").read_text(encoding="utf-8").partition("\n")[0] + "\n    ")
+    assert printed[4].startswith("step   20: nll ")
+    scores = dict(re.findall(r"^(\w+): (\d+\.\d) BLEU, nrefs:1\|case:mixed\|eff:no\|tok:13a", printed[5], re.MULTILINE))
+    assert set(scores) == {"test", "test_compositional"}
+    assert all(0.0 <= float(bleu) <= 100.0 for bleu in scores.values())
+
+    assert names["translator"].search.beam_size == 4
+    ranked = [float(line.partition("  ")[0]) for line in printed[7].splitlines()]
+    assert len(ranked) == 3
+    assert ranked == sorted(ranked, reverse=True)
+    pieces = names["translator"].tokenizers.source.encode([names["sentence"]])[0]
+    assert len(names["best"].alignment.source_pieces) == len(pieces)
+    assert printed[8].count("\n") == len(names["best"].alignment.pieces)
+    assert Path("runs/tour/attention/attention.html").stat().st_size > 10_000
+
+
+def in_this_process(line: str) -> None:
+    """What a line of the shell does, `transformer COMMAND ...`."""
+    program, command, *arguments = shlex.split(line)
+    assert program == "transformer"
+    run_command(command, compose(command, arguments))
