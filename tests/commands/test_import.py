@@ -1,7 +1,6 @@
 """Published models of Marian, as `transformers` saves them, imported: against `transformers` itself."""
 
 import copy
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -16,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+import transformer
 from support.corpora import Shell, in_a_child, overrides, read, run, run_command, tiny_job, write_corpus
-from support.hub import COMMIT, HubHandler, serving
+from support.hub import client_of, model_hub
 from support.marian import ENGLISH, GERMAN, SCRIPTS, VARIANTS, save, sentences
 from support.ranks import ranks
 from transformer.config.jobs import EvaluateJob, TrainJob, TranslateJob
@@ -37,7 +37,7 @@ from transformer.errors import InputError
 from transformer.layout import Padded
 from transformer.model.transformer import parameters_by_name
 from transformer.published.marian import read_marian
-from transformer.published.run import import_model
+from transformer.published.run import import_model, run_path
 from transformer.tools.export.command import export
 from transformer.tools.export.job import ExportJob, Target
 from transformer.tools.imports.command import import_run
@@ -549,26 +549,21 @@ def test_replay_of_an_imported_run_is_refused(saved: Saved) -> None:
 # ---- the hub, played by a server ------------------------------------------------------------------------------------
 
 
-class Answer(HubHandler):
-    """Serves the model ours/en-de."""
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0].strip("/")
-        self.server.asked.append(path)
-        match path.split("/"):
-            case ["api", "models", "ours", "en-de"] | ["api", "models", "ours", "en-de", "revision", _]:
-                files = [file for file in sorted(self.server.folder.rglob("*")) if file.is_file()]
-                siblings = [{"rfilename": str(file.relative_to(self.server.folder))} for file in files]
-                about = {"id": "ours/en-de", "sha": COMMIT, "siblings": siblings}
-                self.reply(200, json.dumps(about).encode(), {"Content-Type": "application/json"})
-            case ["ours", "en-de", "resolve", revision, *name] if revision == COMMIT:
-                content = self.server.folder.joinpath(*name).read_bytes()
-                etag = hashlib.sha1(content).hexdigest()
-                self.reply(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"})
-            case _:
-                self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-
-    do_HEAD = do_GET
+def test_run_dir_of_a_published_model_on_the_hub_is_imported_once(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, run_dir = saved("OPUS-MT")
+    texts = sentences(ENGLISH, 3, seed=9)
+    with model_hub() as hub:
+        client_of(hub, monkeypatch, tmp_path / "home", token=None)
+        revision = hub.put("theirs/opus", folder)
+        theirs = transformer.load("hf:theirs/opus").translate(texts)
+        assert theirs == transformer.load(run_dir).translate(texts)
+        hub.asked.clear()
+        path = run_path("hf:theirs/opus", "run_dir")
+        assert hub.asked == ["api/models/theirs/opus"]
+    record = read(path / "run.json")["imported"]
+    assert (record["source"], record["revision"], path.name) == ("hf:theirs/opus", revision, revision)
 
 
 @pytest.mark.ci
@@ -580,12 +575,13 @@ def test_import_fetches_a_model_of_the_hub_at_a_revision(saved: Saved, tmp_path:
     (folder / "tf_model.h5").write_bytes(b"of another library")
     data = write_corpus(tmp_path / "corpus")
     job = job_on(data, tmp_path / "runs" / "tuned", Path("hf:ours/en-de"), max_steps=1, average=1)
-    with serving(folder, Answer) as hub:
-        environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "home")}
+    with model_hub() as hub:
+        commit = hub.put("ours/en-de", folder)
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
         with Shell(tmp_path, "transformer.training.loop", **environment, HF_HUB_OFFLINE="0") as shell:
             status, log = shell.run("import", "from=hf:ours/en-de@main", f"run_dir={tmp_path / 'run'}")
             assert (status, "Traceback" in log) == (0, False), log
-            assert f"fetching hf:ours/en-de@main at revision {COMMIT}" in log
+            assert f"fetching hf:ours/en-de@main at revision {commit}" in log
             fetched = {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path}
             assert fetched == {path.name for path in folder.iterdir()} - {"pytorch_model.bin", "tf_model.h5"}
             status, log = shell.run("import", "from=hf:no/such", f"run_dir={tmp_path / 'none'}")
@@ -602,7 +598,7 @@ def test_import_fetches_a_model_of_the_hub_at_a_revision(saved: Saved, tmp_path:
             assert "model.d_ff=32: init_from=hf:ours/en-de brings its own model: leave model.d_ff out" in log
 
             # A repository that is a run is taken as one.
-            hub.folder = tmp_path / "runs" / "tuned"
+            hub.put("ours/en-de", tmp_path / "runs" / "tuned")
             status, log = shell.run("import", "from=hf:ours/en-de", f"run_dir={tmp_path / 'theirs'}")
             assert status == 0, log
     theirs, tuned = (tmp_path / name for name in ("theirs", "runs/tuned"))
@@ -611,10 +607,10 @@ def test_import_fetches_a_model_of_the_hub_at_a_revision(saved: Saved, tmp_path:
     assert not (theirs / "checkpoints").exists()
     assert read(theirs / "run.json")["imported"]["source"] == "hf:ours/en-de"
     record = read(tmp_path / "run" / "run.json")["imported"]
-    assert (record["source"], record["revision"]) == ("hf:ours/en-de@main", COMMIT)
+    assert (record["source"], record["revision"]) == ("hf:ours/en-de@main", commit)
     assert record["licence"] == "apache-2.0"
     weights = [path for path in hub.asked if path.endswith("model.safetensors") and "averaged" not in path]
     assert len(weights) <= 4  # HEAD and GET of each import
     (imported,) = (tmp_path / "corpus" / "store" / "imports").glob("hf-ours-en-de-*/run.json")
-    assert read(imported)["imported"]["revision"] == COMMIT
+    assert read(imported)["imported"]["revision"] == commit
     assert read(tmp_path / "runs" / "tuned" / "run.json")["init_from"]["path"] == str(imported.parent / "averaged")

@@ -19,7 +19,7 @@ from transformer.config.jobs import EvaluateJob, ScoreJob, TrainJob, TranslateJo
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, LineFormat, PairConfig, TokenizerConfig
 from transformer.errors import CheckpointError, InputError, TransformerError
-from transformer.published.hub_run import run_path
+from transformer.published.run import run_path
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.push.command import Pushed, push
 from transformer.tools.push.job import PushJob
@@ -380,12 +380,11 @@ def test_run_dir_on_the_hub_is_verified_whenever_it_is_named(trained: Path, hub:
 def test_run_dir_on_the_hub_that_is_no_run_is_refused(trained: Path, hub: ModelHub, tmp_path: Path) -> None:
     pushed(trained)
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "marian"}', encoding="utf-8")
-    hub.put("theirs/opus", tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    hub.put("theirs/bert", tmp_path / "model")
     (tmp_path / "model" / "run.json").write_text("{}", encoding="utf-8")
     hub.put("theirs/half", tmp_path / "model")
     for source, what in {
-        "hf:theirs/opus": "no run of this package: it has no run.json; .* `transformer import from=hf:theirs/opus`",
         "hf:theirs/half": "a run without its average: `transformer push` sends",
         "hf:no/such": "not found on the hub .*: check the name, or log in",
         f"{SOURCE}@{'0' * 40}": "not found on the hub .*: check the name, or log in",
@@ -393,6 +392,8 @@ def test_run_dir_on_the_hub_that_is_no_run_is_refused(trained: Path, hub: ModelH
     }.items():
         with pytest.raises(InputError, match=f"run_dir={re.escape(source)}: {what}"):
             transformer.load(source)
+    with pytest.raises(InputError, match=r"config\.json: model_type='bert': not marian: of published models"):
+        transformer.load("hf:theirs/bert")
 
 
 def test_run_dir_on_the_hub_is_seen_by_who_may(trained: Path, hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:

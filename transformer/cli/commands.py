@@ -89,7 +89,7 @@ def _with_runs_here(job: Job) -> Job:
     if not named:
         return job
 
-    from transformer.published.hub_run import pinned, run_path
+    from transformer.published.run import pinned, run_path
 
     here = copy.copy(job)
     for key, names in named.items():
@@ -379,6 +379,7 @@ COMMANDS = {
             "transformer translate run_dir=runs/mine n_best=4 format=jsonl < in.txt > out.jsonl",
             "transformer translate run_dir=runs/mine input=news.en.gz output=news.de.gz",
             "transformer translate run_dir=runs/reverse input=news.de output=news.bt.tsv keep=0.9",
+            "transformer translate run_dir=hf:OWNER/NAME < in.txt > out.txt",
         ),
     ),
     "score": Command(
@@ -468,7 +469,6 @@ COMMANDS = {
         (
             "transformer push run_dir=runs/mine repo=OWNER/NAME license=cc-by-4.0 dry_run=true",
             "transformer push run_dir=runs/mine repo=OWNER/NAME license=cc-by-4.0 private=false",
-            "transformer translate run_dir=hf:OWNER/NAME < in.txt",
         ),
     ),
     "table": Command(

@@ -128,19 +128,22 @@ class CardSet:
 def card_head(
     repo: str,
     *,
-    languages: tuple[str, str],
+    languages: Sequence[str],
     licence: str,
     base_model: str | None,
     datasets: Sequence[str],
     test_sets: Sequence[CardSet],
 ) -> str:
-    """The head of a model card, in YAML: what the hub finds a model by, and the scores that it shows beside it."""
+    """The head of a model card, in YAML: what the hub finds a model by, and the scores that it shows beside it.
+
+    The first of the languages, which are codes of ISO 639, is that of the source.
+    """
     from huggingface_hub import EvalResult, ModelCardData
 
     results = [
         EvalResult(
             task_type="translation",
-            task_name=f"Translation {'-'.join(languages)}",
+            task_name=f"Translation {languages[0]}-{', '.join(languages[1:])}",
             dataset_type=test_set.dataset,
             dataset_name=test_set.name,
             dataset_config=test_set.subset,

@@ -38,7 +38,7 @@ from transformer.decoding.proof import in_way, known_way, prove_search
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, check_size, load_parameters
-from transformer.published.hub_run import run_path
+from transformer.published.run import run_path
 from transformer.run_dir import RunDir, tensor_file
 
 log = logging.getLogger(__name__)

@@ -2,6 +2,8 @@
 
 import_model   a folder, or `hf:OWNER/NAME` -> read_marian -> RUN/{tokenizer.model, run.json, averaged/}
 located        what `init_from` names -> the run directory to begin from, imported once beside the prepared corpora
+run_path       what `run_dir` names -> the run directory to read; of a run on the hub, or a model of Marian's, its copy
+               in the cache of the hub's client
 """
 
 import hashlib
@@ -16,21 +18,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import sentencepiece
 import torch
 
 from transformer import __version__
 from transformer.checkpoint import Checkpoint, commit, find_checkpoint, is_checkpoint
-from transformer.config.jobs import TrainJob
+from transformer.config.jobs import ON_HUB, TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, FilterConfig, LayoutKind, Precision, TokenizerConfig
-from transformer.data.hub import fetch, find_model, is_on_hub
+from transformer.data.hub import HubModel, Unreachable, copies_of, fetch, find_model, is_on_hub, name_on_hub
 from transformer.data.source import store_beside
 from transformer.errors import CheckpointError, InputError
 from transformer.files import MANIFEST, build_once, digest_file, list_names, open_regular, storage_error, write_file
-from transformer.published.hub_run import CARD, RUN_FILE, copy_run, is_run
+from transformer.published.hub_run import CARD, RUN_FILE, copy_run, is_intact, is_run
 from transformer.published.marian import (
     FILES,
     PICKLE,
@@ -46,6 +49,7 @@ from transformer.vocabulary import own_source_size, target_size
 
 LARGEST_CARD = 1 << 18  # bytes of it that run.json keeps
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LICENCE = re.compile(r"\A---\n(?:(?!---).*\n)*?license:[ \t]*([\w.+-]+)")  # in the front matter of a card
 
 log = logging.getLogger(__name__)
@@ -87,7 +91,13 @@ def _found(source: str, key: str) -> Iterator[_Place]:
         yield _Place(folder, source, revision=None)
         return
 
-    model = find_model(source, key)
+    with _fetched(find_model(source, key), source, key) as place:
+        yield place
+
+
+@contextmanager
+def _fetched(model: HubModel, source: str, key: str) -> Iterator[_Place]:
+    """The files of a model on the hub: the copy of a run, or those of Marian's, for as long as the context lasts."""
     if is_run(model):
         yield _Place(copy_run(model, f"{key}={source}"), source, model.revision)
         return
@@ -157,7 +167,9 @@ def _language(given: str | None, found: str | None, key: str) -> str:
     """The language that is given, or found. Raises InputError where that is not a code."""
     code = given or found
     if code is None:
-        raise InputError(f"{key} is not set, and the model's {TOKENIZER_CONFIG} does not name it: do so")
+        raise InputError(
+            f"{key} is not set, and the model's {TOKENIZER_CONFIG} does not name it: give it to `transformer import`"
+        )
     try:
         language_of(code, key)
     except InputError as error:
@@ -234,6 +246,57 @@ def _fill(folder: Path, *, published: Published, job: TrainJob, imported: Import
         config=to_json(job),
         averaged=True,
     )
+
+
+# ---- run_dir --------------------------------------------------------------------------------------------------------
+
+
+def run_path(source: str, key: str) -> Path:
+    """The run directory that a setting names: a path as it is; of one on the hub, the copy on this machine.
+
+    It is fetched where it is not here yet, and where it is damaged. Where the hub does not answer, the copy of the
+    revision that it had the last time serves. Raises InputError, with the setting `key`, where there is no such run,
+    CheckpointError where it is damaged on the hub, and StorageError where there is no room for it.
+    """
+    if not is_on_hub(source):
+        return Path(source)
+    name, revision = name_on_hub(source, key)
+    copies = copies_of(name)
+    is_commit = revision is not None and _COMMIT.fullmatch(revision)
+    if is_commit and _is_here(copies / str(revision)):
+        return copies / str(revision)
+
+    last_time = copies / f"{quote(revision or 'main', safe='')}.commit"
+    try:
+        model = find_model(source, key)
+    except Unreachable as error:
+        with suppress(OSError, UnicodeDecodeError):
+            commit = last_time.read_text(encoding="utf-8")
+            if _COMMIT.fullmatch(commit) and _is_here(copies / commit):
+                log.warning("%s; what it had the last time is used, revision %s", error, commit)
+                return copies / commit
+        raise
+
+    path = copies / model.revision
+    if not _is_here(path):
+        with _fetched(model, source, key) as place:
+            if place.folder != path:
+                _write(place, path, src_lang=None, tgt_lang=None)
+    if not is_commit:
+        write_file(last_time, model.revision.encode())
+    return path
+
+
+def _is_here(path: Path) -> bool:
+    """Whether the copy of a run is here and intact, or what was made of a model of Marian's."""
+    return is_intact(path) if (path / MANIFEST).exists() else _is_usable(path)
+
+
+def pinned(source: str, key: str) -> str:
+    """The same name; of a run on the hub with its commit, so that it stays that run. Raises what `run_path` does."""
+    if not is_on_hub(source):
+        return source
+    return f"{ON_HUB}{name_on_hub(source, key)[0]}@{run_path(source, key).name}"
 
 
 # ---- init_from ------------------------------------------------------------------------------------------------------

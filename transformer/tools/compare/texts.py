@@ -12,7 +12,7 @@ from transformer.evaluation.files import read_parallel
 from transformer.evaluation.judges import JudgedText, read_judgements
 from transformer.evaluation.score import check_plain_text
 from transformer.evaluation.sets import check_kept, read_set
-from transformer.published.hub_run import run_path
+from transformer.published.run import run_path
 from transformer.records import Results
 from transformer.run_dir import HYPOTHESIS, RunDir
 from transformer.tools.compare.job import CompareJob

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import ON_HUB
+from transformer.config.languages import language_of
 from transformer.cost import count_parameters, step_flops
 from transformer.data.hub import CardScore, CardSet, card_head, name_on_hub
 from transformer.data.report import DataReport, SetReport
@@ -71,6 +72,9 @@ def format_card(subject: Subject, job: PushJob) -> str:
 
 def _head(subject: Subject, job: PushJob) -> str:
     origin = subject.origin
+    data = subject.record.config.data
+    codes = {"src_lang": data.src_lang, **data.tgt_langs()}
+    languages = [language_of(code, f"data.{key}") for key, code in codes.items()]
     of_hub = [
         of_set.origin.dataset
         for name, of_set in _sets(subject).items()
@@ -78,7 +82,7 @@ def _head(subject: Subject, job: PushJob) -> str:
     ]
     return card_head(
         job.repo,
-        languages=subject.languages,
+        languages=[languages[0], *dict.fromkeys(languages[1:])],
         licence=job.license,
         base_model=name_on_hub(origin.source, "from")[0] if origin is not None and origin.revision else None,
         datasets=list(dict.fromkeys(of_hub)),
