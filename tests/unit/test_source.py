@@ -367,7 +367,8 @@ def test_prepare_shows_small_faults_before_it_copies(twin: Path, tmp_path: Path)
     data = write_corpus(tmp_path / "text")
     data.train = PairConfig(dataset=str(twin), subset="de-en", split="train")
     data.test["other"].tgt = str(tmp_path / "nothing")
-    with pytest.raises(InputError, match=r"nothing: cannot be read .* check data\.test\.other"):
+    remedy = r"check data\.test\.other and data\.root; '~data\.test\.other' leaves out a test set of the experiment$"
+    with pytest.raises(InputError, match=rf"nothing: cannot be read .*: {remedy}"):
         prepare(tiny_job(tmp_path / "runs" / "a", data))
     data.test["other"].tgt = data.dev.src
     with pytest.raises(InputError, match=r"has 8 lines, .* has 16"):
@@ -438,6 +439,27 @@ def test_resolve_source_names_what_is_neither_a_data_set_nor_a_table(
     with pytest.raises(InputError) as caught:
         find(name, tmp_path / "store")
     assert str(caught.value).startswith(f"data.train.dataset={name}: no such directory, nor a .tsv, ")
+
+
+def test_resolve_source_tells_a_text_file_from_a_column_before_it_asks_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `experiment=wmt14_en_de_base data.train.src=train.en`, which leaves the data set as it is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.en").write_bytes(b"one\n")
+    monkeypatch.setattr(source, "dataset_revision", lambda name: pytest.fail(f"asked for {name}"))
+    with pytest.raises(
+        InputError,
+        match=r"^data\.train\.src=train\.en: with data\.train\.dataset=wmt/wmt14 it names a column, not a file: "
+        r"set data\.train\.dataset=null to read the file$",
+    ):
+        find("wmt/wmt14", tmp_path / "store", src="train.en", tgt="train.de")
+
+    # A file that happens to be called like the language's column is not meant.
+    (tmp_path / "en").write_bytes(b"one\n")
+    monkeypatch.setattr(source, "dataset_revision", lambda name: COMMIT)
+    monkeypatch.setattr(source, "_stream", lambda wanted, *_: [(" ".join(wanted.columns), "")])
+    assert next(find("wmt/wmt14", tmp_path / "store", src="en", tgt="de").pairs())[0] == "en de"
 
 
 # ---- two text files, and tables -------------------------------------------------------------------------------------

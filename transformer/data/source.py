@@ -260,6 +260,12 @@ def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
     for side, name in (("src", pair.src), ("tgt", pair.tgt)):
         if not isinstance(name, str):
             raise InputError(f"{key}.{side}={name}: with {key}.dataset it names one column")
+        # An experiment's data set still stands where only text files were given, and would be fetched first.
+        if name not in defaults and os.path.isfile(name):
+            raise InputError(
+                f"{key}.{side}={name}: with {key}.dataset={pair.dataset} it names a column, not a file: "
+                f"set {key}.dataset=null to read the file"
+            )
     columns = (str(pair.src or defaults[0]), str(pair.tgt or defaults[1]))
     are_both_named = bool(pair.src and pair.tgt)
     if columns[0] == columns[1] and not are_both_named:  # one column named twice is meant: training on copies

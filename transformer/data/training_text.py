@@ -168,7 +168,10 @@ def describe_file(path: Path, key: str) -> FileReport:
             raise InputError(f"{path}: a pipe, but text is read several times: write it to a file for {key}")
         digest = digest_file(path)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}): check {key} and data.root") from error
+        remedy = f"check {key} and data.root"
+        if key.startswith("data.test."):
+            remedy += f"; '~{key}' leaves out a test set of the experiment"
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}): {remedy}") from error
     return FileReport(str(path), digest.size, digest.sha256)
 
 
