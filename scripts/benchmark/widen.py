@@ -17,7 +17,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from contest import positive
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from transformer.model.transformer import Transformer
 from transformer.run_dir import MODEL, TOKENIZER, RunDir
 
 CLOSE = 1e-6  # nats: weights are stored in float32
+NOTHING = 1e-12
 SENTENCES = ("A man is sleeping.", "Ein Hund läuft.")  # in any language
 
 
@@ -147,9 +147,11 @@ def in_small(name: str, weights: dict[str, Tensor], small: ModelConfig) -> Tenso
     layers = small.n_layers if stack == "encoder" else small.decoder_layers
     if not number.isdigit() or int(number) < layers:
         return weights[name]
-    like = weights[f"{stack}.0.{rest}"]
-    adds = rest.split(".")[-2] in ("W_o", "W_2")  # what a further layer would add to its input
-    return torch.zeros_like(like) if adds else like
+    # A further layer: the numbers of the first in other places, as CTranslate2 stores equal matrices once. What it adds
+    # to its input is nothing that float32 could tell.
+    like = weights[f"{stack}.0.{rest}"].roll(int(number), dims=0)
+    adds = rest.split(".")[-2] in ("W_o", "W_2")
+    return NOTHING * like if adds else like
 
 
 if __name__ == "__main__":
