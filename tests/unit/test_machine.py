@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.corpora import write_corpus
 from support.observers import PeakMemory
 from transformer import machine
 from transformer.compute import resolve_precision
@@ -226,9 +227,17 @@ def test_train_of_a_small_model_stays_small(tmp_path: Path) -> None:
     assert 0 < memory.kilobytes < 740_000
 
 
-def test_prepare_imports_no_torch() -> None:
-    code = "import sys, transformer.data.prepare; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_prepare_imports_no_torch(tmp_path: Path) -> None:
+    """The command, which would take a second longer."""
+    code = (
+        "import sys; from transformer.cli.commands import compose, run\n"
+        "run('prepare', compose('prepare', sys.argv[1:])); assert 'torch' not in sys.modules"
+    )
+    data = write_corpus(tmp_path)
+    keys = [f"run_dir={tmp_path / 'run'}", "experiment=base", "tokenizer.vocab_size=60"]
+    for name, pair in (("train", data.train), ("dev", data.dev)):
+        keys += [f"data.{name}.src={pair.src}", f"data.{name}.tgt={pair.tgt}"]
+    subprocess.run([sys.executable, "-c", code, *keys], check=True)
 
 
 @pytest.mark.parametrize(

@@ -139,13 +139,17 @@ def job_of(command: str) -> type[Job]:
 def _prepare(job: PrepareJob) -> None:
     from transformer.data.parts import prepare_part
     from transformer.data.prepare import prepare
-    from transformer.published.run import located
 
+    found: TrainJob = job
+    if job.init_from is not None:  # a model, which torch reads: without one, no second is spent on its import
+        from transformer.published.run import located
+
+        found = located(job)
     share = job.share()
     if share is None:
-        prepare(located(job))
+        prepare(found)
     else:
-        prepare_part(located(job), *share)
+        prepare_part(found, *share)
 
 
 def _train(job: TrainJob) -> float | None:
