@@ -1034,6 +1034,7 @@ STATUSES = {
     "PeerError": 7,
     "FindingsError": 8,
     "Stopped": 75,
+    "TooEarly": 75,
 }
 
 

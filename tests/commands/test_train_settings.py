@@ -41,7 +41,7 @@ from transformer.config.settings import (
     Precision,
     SearchConfig,
 )
-from transformer.data import prepare
+from transformer.data import building
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import CheckpointError, InputError, StorageError
 
@@ -331,7 +331,7 @@ def test_resume_refuses_another_tokenizer_of_the_same_text(
     stop_at(job, 3)
     shutil.rmtree(str(own_text.store_dir))
     trained = train_tokenizer
-    monkeypatch.setattr(prepare, "train_tokenizer", lambda lines, config, **_: trained(list(lines)[:60], config))
+    monkeypatch.setattr(building, "train_tokenizer", lambda lines, config, **_: trained(list(lines)[:60], config))
     with pytest.raises(CheckpointError, match=r"tokenizer: SentencePiece \S+ trained another one") as refused:
         run(job)
     assert "\n" not in str(refused.value)

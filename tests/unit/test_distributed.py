@@ -50,7 +50,7 @@ from transformer.config.settings import (
     SearchConfig,
     SweepConfig,
 )
-from transformer.data import prepare, store
+from transformer.data import store, training_text
 from transformer.decoding.translator import Translator
 from transformer.distributed import Vote, Wait, World, _summary, join_world
 from transformer.errors import InputError, PeerError
@@ -325,7 +325,7 @@ def test_train_has_rank_0_alone_read_the_corpus(tmp_path: Path, corpus: DataConf
             hashed.append(path)
             return files.digest_file(path)
 
-        for module in (store, prepare):
+        for module in (store, training_text):
             pytest.MonkeyPatch().setattr(module, "digest_file", digest)
         run(job(tmp_path / "a", corpus))
         texts = {corpus.train.src, corpus.train.tgt, corpus.dev.src, corpus.dev.tgt, corpus.test["test"].src}
