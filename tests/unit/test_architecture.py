@@ -276,13 +276,13 @@ def test_modules_start_no_process_but_git_corpora_trackers_jobs_and_the_judges_o
     """So nothing that a run directory, a checkpoint or a data set holds is ever run as a command."""
     starts = [(module.name, name) for module, _, name in calls() if name.startswith(STARTS)]
     starters = {
-        **{"cli.submission": "Popen", "data.mtdata": "Popen", "evaluation.judges": "Popen"},
+        **{"cli.command_job": "Popen", "data.mtdata": "Popen", "evaluation.judges": "Popen"},
         **{"machine": "run", "trackers.sink": "Popen"},
     }
     assert sorted(starts) == [(name, f"subprocess.{call}") for name, call in starters.items()]
     importers = {found.module.name for found in imports() if found.target.startswith(("subprocess", "pty"))}
     assert importers == starters.keys()
-    for starter, program in {"data.mtdata": "__name__", "cli.submission": "'transformer'"}.items():
+    for starter, program in {"data.mtdata": "__name__", "cli.command_job": "'transformer'"}.items():
         (command,) = [
             call.args[0] for module, call, name in calls() if module.name == starter and name.startswith(STARTS)
         ]

@@ -2,7 +2,7 @@
 
     Submission.perform    a run that is finished: its results, read; any other waits to be submitted
     Submission.submit     those of a batch, as an array of jobs; each job that ends gives a result, or a failure
-    CommandJob            in a job: `transformer train ...` as a process of its own
+    CommandJob            what a job runs: see `command_job`
 
 What a job gets is a command line, and what this process learns from it is its exit status: the results are read from
 the directories of the runs. So the sweep may be started again whatever became of jobs, or of this process.
@@ -10,14 +10,11 @@ the directories of the runs. So the sweep may be started again whatever became o
 
 import logging
 import math
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import submitit
@@ -32,6 +29,7 @@ from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
 from omegaconf import DictConfig, OmegaConf
 
 from transformer.cli.application import Application, key_of, unless_given
+from transformer.cli.command_job import CommandJob
 from transformer.cli.overrides import LAUNCHER
 from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import as_typed, list_override
@@ -47,51 +45,6 @@ POLL_SECONDS = 2.0  # between two looks at the jobs; Slurm itself is asked more 
 MOST_TIMEOUTS = 1_000  # a run goes on from its last step, however often the time of a job is over
 ERROR = "transformer: error: "  # how the last line of a command that fails begins
 STATUSES = {kind.exit_status: kind for kind in TransformerError.__subclasses__()}
-
-
-@dataclass(frozen=True)
-class CommandJob:
-    """What submitit calls in a job: a command, as a process of its own, so that whatever ends it has an exit status."""
-
-    arguments: tuple[str, ...]
-
-    def __call__(self) -> int:
-        """Run the command on this rank of the job; its exit status, negative for a signal that killed it.
-
-        Before the time of a job is over, or when another takes its place, submitit's signal comes. The command then
-        saves the step in progress, and submitit, whose handler is called after that, puts the job back into the queue.
-        """
-        environment = submitit.JobEnvironment()
-        if environment.num_tasks > 1:
-            ranks = submitit.helpers.TorchDistributedEnvironment()
-            ranks.export(set_cuda_visible_devices=False, overwrite=True)
-        command = subprocess.Popen([sys.executable, "-P", "-m", "transformer", *self.arguments])
-
-        # Slurm tells the command, too: a second SIGUSR1 is nothing new to it, a second SIGTERM would be its end.
-        warning = getattr(signal, f"SIG{environment.USR_SIG}")
-        give_back = signal.getsignal(warning)
-        received: list[int] = []
-
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            received.append(number)
-            command.send_signal(signal.SIGUSR1)
-
-        for number in (signal.SIGTERM, warning):
-            signal.signal(number, pass_on)
-        status = command.wait()
-
-        if status == 0 or not received:
-            return status
-        if warning in received and callable(give_back):
-            try:
-                give_back(warning, None)  # which leaves by SystemExit, on rank 0
-            except submitit.core.utils.UncompletedJobError:  # it has been in the queue too often
-                return status
-        sys.exit(status)  # without a result, for this job may start again; what becomes of it, the cluster knows
-
-    def checkpoint(self) -> Any:
-        """What submitit runs once the job has left the queue again: the same command."""
-        return submitit.helpers.DelayedSubmission(self)
 
 
 @dataclass(frozen=True)
