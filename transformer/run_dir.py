@@ -329,7 +329,8 @@ def lock_folder(folder: Path, *, key: str) -> Iterator[None]:
         make_directories(folder)
         file = os.open(RunDir(folder).lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise StorageError(f"{error.filename or folder}: cannot be written: {error.strerror}") from error
+        place = error.filename or folder
+        raise StorageError(f"{place}: cannot be written: {error.strerror}: choose another {key}") from error
 
     # Lock it. The lock ends when the file is closed. It is never unlocked: a forked child would free its parent's lock.
     with os.fdopen(file, "r+b", buffering=0) as lock:

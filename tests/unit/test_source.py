@@ -367,7 +367,7 @@ def test_prepare_shows_small_faults_before_it_copies(twin: Path, tmp_path: Path)
     data = write_corpus(tmp_path / "text")
     data.train = PairConfig(dataset=str(twin), subset="de-en", split="train")
     data.test["other"].tgt = str(tmp_path / "nothing")
-    remedy = r"check data\.test\.other and data\.root; '~data\.test\.other' leaves out a test set of the experiment$"
+    remedy = r"check .*; where the experiment has brought this set, '~data\.test\.other' leaves it out$"
     with pytest.raises(InputError, match=rf"nothing: cannot be read .*: {remedy}"):
         prepare(tiny_job(tmp_path / "runs" / "a", data))
     data.test["other"].tgt = data.dev.src

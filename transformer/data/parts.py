@@ -58,7 +58,7 @@ from transformer.data.training_text import (
 from transformer.errors import InputError, StorageError, TooEarly
 from transformer.files import (
     MANIFEST,
-    Digest,
+    Sealed,
     build_once,
     encode_json,
     read_json,
@@ -273,7 +273,7 @@ def _make_plan(folder: Path, corpus: TrainingText, *, parts: int) -> Plan:
             **train_models(corpus, kept),
         }
         manifest = {name: write_new(path / name, content) for name, content in contents.items()}
-        write_new(path / MANIFEST, encode_json(to_json(_Manifest(manifest))))
+        write_new(path / MANIFEST, encode_json(to_json(Sealed(manifest))))
         sync(path)
 
     remove(folder / JOINED)  # of a prepared corpus that has been deleted, or of other text
@@ -283,18 +283,11 @@ def _make_plan(folder: Path, corpus: TrainingText, *, parts: int) -> Plan:
     return plan
 
 
-@dataclass(frozen=True)
-class _Manifest:
-    """MANIFEST.json of the plan."""
-
-    files: dict[str, Digest]
-
-
 def _read_plan(folder: Path) -> Plan:
     """The plan that part 0 has made. Raises InputError where there is none, or a damaged one."""
     path = folder / PLAN
     try:
-        verify_files(path, from_json(_Manifest, read_json(path / MANIFEST)).files)
+        verify_files(path, from_json(Sealed, read_json(path / MANIFEST)).files)
         return from_json(Plan, read_json(path / f"{PLAN}.json"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not complete ({error})") from error
@@ -307,7 +300,7 @@ def _digests_of(files: Sequence[Mapping[str, FileReport]]) -> list[list[str]]:
 def _starts(kept: bytes, parts: int) -> list[int]:
     """The first pair of each part, and the end of the last: each has as many blocks of kept pairs as the others.
 
-    Blocks are those of preparing without parts, of which the sample of targets depends. `kept` has a byte for each
+    Blocks are those of preparing without parts, on which the sample of targets depends. `kept` has a byte for each
     pair, 1 for one that is kept.
     """
     blocks = math.ceil(kept.count(1) / building.BLOCK)

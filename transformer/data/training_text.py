@@ -44,9 +44,7 @@ class TextSet:
     languages: tuple[str, str]  # of both sides, as they are set
     files: dict[str, FileReport] = field(default_factory=dict)  # empty: they have not been digested
     pairs: list[Pair] | None = None  # None: of a training set, which is read block by block
-    left_out: dict[str, int] = field(
-        default_factory=dict
-    )  # what its files have beside pairs, by kind; of a training set, the digests know it
+    left_out: dict[str, int] = field(default_factory=dict)  # beside pairs, by kind; of a training set: see `Digests`
 
     @property
     def codes(self) -> tuple[str, str]:
@@ -170,7 +168,7 @@ def describe_file(path: Path, key: str) -> FileReport:
     except OSError as error:
         remedy = f"check {key} and data.root"
         if key.startswith("data.test."):
-            remedy += f"; '~{key}' leaves out a test set of the experiment"
+            remedy += f"; where the experiment has brought this set, '~{key}' leaves it out"
         raise InputError(f"{path}: cannot be read ({error.strerror or error}): {remedy}") from error
     return FileReport(str(path), digest.size, digest.sha256)
 
