@@ -156,13 +156,22 @@ def test_memory_errors_named_knows_those_of_the_machine() -> None:
             torch.empty(size, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize(("kind", "gib", "expected"), [("cpu", 0, 8_192), ("cuda", 24, 32_768), ("cuda", 80, 131_072)])
+@pytest.mark.parametrize(
+    ("kind", "gib", "by_engine", "expected"),
+    [
+        ("cpu", 0, False, 8_192),
+        ("cpu", 0, True, 2_048),
+        ("cuda", 24, False, 32_768),
+        ("cuda", 80, False, 131_072),
+        ("cuda", 80, True, 131_072),
+    ],
+)
 def test_default_batch_tokens_follows_the_memory(
-    kind: str, gib: int, expected: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, gib: int, by_engine: bool, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = SimpleNamespace(total_memory=gib * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    assert default_batch_tokens(torch.device(kind)) == expected
+    assert default_batch_tokens(torch.device(kind), by_engine=by_engine) == expected
 
 
 def test_resolve_device_refuses_a_gpu_that_is_absent_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

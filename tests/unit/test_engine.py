@@ -251,6 +251,30 @@ def test_engine_streams_lines_in_every_format(kept: Path) -> None:
     assert [row.split("\t")[1] for row in rows[:4]] == ["1", "2", "1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("engine_type", "penalty", "finished"), [("float32", 0.0, 1.5), ("int8", 0.0, 1.0), ("int8", 0.6, 1.5)]
+)
+def test_engine_waits_for_more_hypotheses_where_that_is_promised(
+    engine_type: str, penalty: float, finished: float, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many as the beam is wide end a sentence, or half as many more."""
+    asked = []
+    open_translator = ctranslate2.open_translator
+
+    def noted(*args: Any, **settings: Any) -> Any:
+        translator = open_translator(*args, **settings)
+
+        def translate_batch(*args: Any, **settings: Any) -> Any:
+            asked.append(settings["patience"])
+            return translator.translate_batch(*args, **settings)
+
+        return SimpleNamespace(translate_batch=translate_batch)
+
+    monkeypatch.setattr("transformer.decoding.engine.searcher.open_translator", noted)
+    load(run_dir, engine_type=engine_type, length_penalty=penalty).translate(sentences(4))
+    assert set(asked) == {finished}
+
+
 def test_engine_in_int8_translates_much_the_same(run_dir: Path) -> None:
     translator = load(run_dir, engine_type="int8", length_penalty=0.0)
     ours = by_torch(run_dir, length_penalty=0.0).translate(TEXTS)

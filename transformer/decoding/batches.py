@@ -258,7 +258,7 @@ class Batches:
 
     @property
     def _batch_tokens(self) -> int:
-        return self.search.batch_tokens or default_batch_tokens(self.device)
+        return self.search.batch_tokens or default_batch_tokens(self.device, by_engine=self.searcher is not None)
 
     @property
     def _remedy(self) -> str:

@@ -136,7 +136,7 @@ class Searcher:
                 yield first()
             asked.check()
             longest = max(asked.max_lengths[n] for n in batch)
-            finished = n_finished(asked.beam_size)
+            finished = self._n_finished(asked)
             started = translator.translate_batch(
                 [self._source(asked.sources[n]) for n in batch],
                 None if asked.prefixes is None else [self._target(asked.prefixes[n]) for n in batch],
@@ -154,6 +154,16 @@ class Searcher:
             waiting.append((batch, longest, started))
         while waiting:
             yield first()
+
+    def _n_finished(self, asked: "_Asked") -> int:
+        """How many finished hypotheses end the search of a sentence.
+
+        Without a length penalty, one that is live then seldom wins: only float32 promises to find it, as other types
+        change more by their rounding.
+        """
+        if asked.is_flat and self.quantization is not Quantization.float32:
+            return asked.beam_size
+        return n_finished(asked.beam_size)
 
     def _found(self, translator: Any, asked: "_Asked", n: int, answer: Any, *, longest: int) -> list[Hypothesis]:
         """What CTranslate2 has found of a source and our search would give, the best first; the unfinished last.
@@ -267,7 +277,7 @@ class _Asked:
 
 
 def n_finished(beam_size: int) -> int:
-    """How many finished hypotheses end the search of a sentence."""
+    """How many finished hypotheses end the search of a sentence, where longer ones may win."""
     return beam_size + beam_size // 2
 
 
