@@ -29,8 +29,21 @@ def tokens_by_line(text: str) -> Counter[int]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    tokens = _strings_whole(tokenize.generate_tokens(io.StringIO(text).readline))
     return Counter(token.start[0] for token in tokens if token.type not in SILENT and token.start[0] not in docstrings)
+
+
+def _strings_whole(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[tokenize.TokenInfo]:
+    """An f-string is one token, as it was up to Python 3.11; template strings are cut as they are."""
+    depth = 0
+    for token in tokens:
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_END":
+            depth -= 1
+        elif depth == 0:
+            yield token
+        if kind == "FSTRING_START":
+            depth += 1
 
 
 def sizes_of_tree() -> dict[str, int]:

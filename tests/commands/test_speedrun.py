@@ -17,7 +17,12 @@ from transformer.errors import InputError
 
 speedrun = load_script("benchmark/speedrun")
 
-LONGER = {"max_steps": 60, "save_every": 20, "validate_every": 60, "log_every": 20}  # until BLEU is not 0
+LONGER: dict[str, Any] = {
+    "max_steps": 60,
+    "save_every": 20,
+    "validate_every": 60,
+    "log_every": 20,
+}  # until BLEU is not 0
 
 
 @pytest.fixture(scope="module")

@@ -118,6 +118,15 @@ def test_history_is_the_same_after_a_kill(finished: Path, copy: Path, corpus: Da
     assert read(copy / "history.json") == expected
 
 
+def test_history_has_torch_with_its_build(corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyPI's wheel of 2.13.0+cu130 is 2.13.0 in its metadata: run.json, which asks torch, would differ."""
+    monkeypatch.setattr("transformer.training.history.installed_packages", lambda: {"torch": "2.0.0", "numpy": "2.0.0"})
+    run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=4, validate_every=4, average=1))
+    (start,) = read(run_dir / "history.json")["starts"]
+    assert start["packages"] == {"torch": torch.__version__, "numpy": "2.0.0"}
+    assert read(run_dir / "run.json")["versions"]["torch"] == torch.__version__
+
+
 def test_history_has_a_start_for_each_change(copy: Path, corpus: DataConfig) -> None:
     run(tiny_job(copy, corpus, max_steps=14))
     assert [start["step"] for start in read(copy / "history.json")["starts"]] == [0]

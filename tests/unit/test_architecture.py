@@ -363,6 +363,11 @@ def test_modules_have_no_function_that_takes_whatever_comes() -> None:
                 assert node.args.kwarg is None, f"{module.name}.{node.name} takes **{node.args.kwarg}"
 
 
+def test_sizes_are_those_of_every_python() -> None:
+    """From 3.12 on, an f-string is several tokens to Python, also one inside another."""
+    assert load_script("sizes").tokens_by_line("x = f\"a{b}c{f'{d}' if e else g!r:>{h}}\"\ny = 1\n") == {1: 3, 2: 3}
+
+
 def test_contributing_says_how_much_code_there_is() -> None:
     sizes = load_script("sizes")
     said = sizes.sizes_in((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))

@@ -166,6 +166,9 @@ def test_train_joins_the_ranks_on_the_device_of_the_run_that_resumes(tmp_path: P
     def action(steps: int, **recipe: Any) -> Callable[[], None]:
         def train() -> None:
             pytest.MonkeyPatch().setattr(torch.cuda, "is_available", lambda: True)
+            pytest.MonkeyPatch().setattr(
+                torch.accelerator, "current_accelerator", lambda **_: None
+            )  # Adam asks its stream
             pytest.MonkeyPatch().setattr("transformer.compute.gpu_obstacle", lambda: None)
             run(job(tmp_path / "a", corpus, max_steps=steps, save_every=1, validate_every=2, average=1, **recipe))
 

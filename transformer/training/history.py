@@ -34,7 +34,8 @@ def begin_history(run: Run) -> None:
         processor=_processor(run.device),
         ranks=run.world.size,
         resolved=run.resolved,
-        packages=installed_packages(),
+        # PyPI's wheel of torch does not say in its metadata for which CUDA it was built.
+        packages=installed_packages() | {"torch": torch.__version__},
     )
     is_as_before = bool(history.starts) and replace(history.starts[-1], step=step) == start
     starts = history.starts if is_as_before else [*history.starts, start]
