@@ -5,8 +5,8 @@
 Both read the same lines and write text, with the weights that the run's engine has, in one type, on the same cores. The
 run's settings of the search hold for both; all lines of CTranslate2 have the maximum length of the longest one. It
 has a worker of one thread for each core, and that batch size, of some, which was the fastest in a turn that is not
-counted. `patient` is CTranslate2 with as many finished hypotheses as ours asks for: what that costs, and what our
-command does beyond it, can be told apart.
+counted. `patient` is CTranslate2 with as many finished hypotheses as ours asks for in float32, or with a length
+penalty: what that costs, and what our command does beyond it, can be told apart.
 
 They take turns; ratios are formed within a round. On a shared machine, look at the CPU seconds. Then some lines, the
 first ones, are translated one at a time by a loaded translator and by CTranslate2 with one worker of all threads, in

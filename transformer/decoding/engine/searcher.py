@@ -3,8 +3,9 @@
 Its rules differ from those of `beam_search` in three places.
 
 - It ends a sentence at a number of finished hypotheses (without a length penalty: at the first that ranks first, when
-  nothing better can follow), and those that are live then stay unknown. It finishes half as many more than the beam is
-  wide; a source of which a longer one may still win has no result here, and `Batches` searches it by torch.
+  nothing better can follow), and those that are live then stay unknown. It finishes as many as
+  the beam is wide, and half as many more where that matters; a source of which a longer one may still win has no result
+  here, and `Batches` searches it by torch.
 - It ranks by log-probability / length^b: all that it has finished are ranked again by our penalty.
 - It has one maximum length for a batch, where ours depends on the source. A source that has too few hypotheses within
   its own maximum is searched again, with others of the same maximum.
