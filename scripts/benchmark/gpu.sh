@@ -5,7 +5,7 @@
 #   scripts/benchmark/gpu.sh check              where there is a GPU with torch 2.11 and Python 3.12: facts, tests, times
 #   scripts/benchmark/gpu.sh compare            variants and peers in turns, big, Multi30k to its BLEU
 #   scripts/benchmark/gpu.sh learn              KFTT, Japanese to English, base size, to its BLEU
-#   scripts/benchmark/gpu.sh kernels            the kernels that no GPU has run yet: tests, times, and in the step
+#   scripts/benchmark/gpu.sh kernels            this package's Triton kernels: tests, times, and in the step
 #   scripts/benchmark/gpu.sh check decoding     only some parts of a stage
 #   scripts/benchmark/gpu.sh check --before X   without what passed before, and is in folder X
 #   scripts/benchmark/gpu.sh check --dry-run    the same on a CPU and tiny, to try it

@@ -558,7 +558,7 @@ GROUPS = {
     "short_attention": short_attention,
     "triton_loss": triton_loss,
 }  # the most valuable first, and last what may not work
-UNTRIED = {"short_attention", "triton_loss"}  # kernels that no GPU has run yet: only when asked for
+UNTRIED = {"short_attention", "triton_loss"}  # kernels that no GPU has timed yet: only when asked for
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,9 @@
-"""What several GPUs should make of a step: arithmetic, which nobody has measured.
+"""What several GPUs should make of a step: arithmetic, measured for one GPU alone.
 
     python scripts/benchmark/scaling.py > scripts/benchmark/results/scaling.md
 
 The model is the usual one of messages, latency plus bytes over bandwidth (alpha-beta): `step_seconds` is all of it, and
-every constant is above it, with where it is from. Where a measured step is known, put it into GPUS and run it again.
+every constant is above it, with where it is from.
 """
 
 import math
@@ -26,13 +26,13 @@ HOP = 2e-6  # assumed: seconds of a message between two neighbours of a ring
 HIDDEN = 0.9  # assumed: the share of the backward pass that a reduction may overlap with
 BACKWARD = 2 / 3  # of the work: two of three matrix products
 FIXED = 2e-3  # estimated: seconds of a step that do not shrink with it, of some 500 small kernels
-HOST = 5.5e-3  # estimated: seconds in which Python and the driver launch a compiled step, so that none is faster
+HOST = 5.5e-3  # estimated of a fast host: seconds in which it launches a compiled step, so that none is faster
 UNEVEN = 0.01  # assumed: what 8 ranks lose by waiting for the slowest; packed batches have equal slots
 
 
 @dataclass(frozen=True)
 class OneGpu:
-    """A step of 25,000 tokens on one H200, estimated."""
+    """A step of 25,000 tokens on one H200."""
 
     name: str
     model: ModelConfig
@@ -43,8 +43,8 @@ class OneGpu:
 
 BASE = ModelConfig()
 BIG = ModelConfig(d_model=1024, d_ff=4096, n_heads=16)
-GPUS = (  # estimated by counting operations and bytes: torch's attention kernel first, then this package's kernels
-    OneGpu("base, attention by FlashAttention 2", BASE, 51e-3, 0.5e-3, 100_000),
+GPUS = (  # but for the first, results/gpu-h200.md, estimated by counting operations and bytes
+    OneGpu("base, measured", BASE, 51e-3, 0.5e-3, 100_000),
     OneGpu("base, as estimated", BASE, 36e-3, 0.5e-3, 100_000),
     OneGpu("base, as estimated at best", BASE, 25.5e-3, 0.5e-3, 100_000),
     OneGpu("big, attention by FlashAttention 2", BIG, 89e-3, 1.6e-3, 300_000),
@@ -117,9 +117,10 @@ def page() -> str:
     return f"""\
 # Several GPUs: what the arithmetic says
 
-**Nobody has measured any of this.** It is what `scripts/benchmark/scaling.py` computes for one machine with 2, 4 or 8
-H200 joined by NVLink, from a step on one of them, which is itself an estimate. Its constants, each with its source, are
-at the head of that file; given a measured step, it prints this page again.
+**Nobody has measured any of this on several GPUs.** It is what `scripts/benchmark/scaling.py` computes for one machine
+with 2, 4 or 8 H200 joined by NVLink, from a step on one of them: that of base is [measured](gpu-h200.md), the others
+are estimates, of which those called at best have this package's kernels. Its constants, each with its source, are at
+the head of that file.
 
 ## What travels
 
@@ -164,8 +165,10 @@ step, its efficiency, and the hours of the paper's training (100,000 steps of ba
 {lines(map(shared_row, GPUS))}
 
 Three things do not shrink with a rank's share: {1e3 * FIXED:.0f} ms of small kernels, Adam, which every rank does for
-all weights, and the embedding. At {1e3 * HOST:.1f} ms is a floor, the time in which Python launches a step; a CUDA
-graph would lift it. A backward pass that is one graph, so that nothing overlaps, would leave
+all weights, and the embedding. At {1e3 * HOST:.1f} ms is a floor, the time in which Python launches a step. **It is
+that of a fast host**: on the virtual machine where base was measured, half the tokens still took 44 ms, so there more
+GPUs need larger steps. A CUDA graph would lift the floor. A backward pass that is one graph, so that nothing overlaps,
+would leave
 {serial:.0f} % instead of {plain:.0f} on 8 GPUs (base, as estimated). Two things cost nothing any more: the ranks' vote
 on whether to stop travels while the next step is computed, and sentences are dealt to the micro-batches so evenly that
 no step needs more of them than there are ranks.

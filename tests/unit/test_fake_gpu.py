@@ -91,7 +91,7 @@ def test_train_step_of_base_is_machine_code_without_spills(base: dict[str, Any])
     assert max(kernel["registers"] for kernel in kernels) < 255
 
 
-# ---- kernels that no GPU has run yet --------------------------------------------------------------------------------
+# ---- this package's own kernels --------------------------------------------------------------------------------------
 
 TRITON_OPERATOR = "transformer.packed_attention"
 

@@ -24,13 +24,19 @@ from support.corpora import read, run, tiny_job, write_corpus
 from support.ranks import ranks
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, LayoutKind, Precision
+from transformer.data.batch import Batch
+from transformer.data.prepare import prepare
 from transformer.decoding.loading import load
 from transformer.decoding.proof import FULL, FUSED, PLAIN, in_way, prove_search, search_deviation
+from transformer.distributed import World
 from transformer.errors import InputError
 from transformer.layout import Histories
 from transformer.model import attention
+from transformer.model.transformer import Transformer
 from transformer.run_dir import RunDir
 from transformer.training import proof
+from transformer.training.proof import Prover, prove_compiled
+from transformer.training.resolve import batching_of, resolve_settings
 from transformer.training.step import Objective
 
 PACKED = "packed, not compiled, fp32"
@@ -334,6 +340,39 @@ def test_proof_of_a_compiled_step_that_does_not_fit_names_the_key(
     folder = run(job(tmp_path / "a", corpus, **settings))
     assert found(folder)["way"] == "padded, compiled, fp32"
     assert losses(folder) == losses(run(job(tmp_path / "b", corpus, **settings, proof=None)))
+
+
+class OtherMasks(torch.nn.Module):
+    """A sound step that draws other dropout masks than an uncompiled one with the same seed."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.module = objective
+
+    def forward(self, batch: Batch) -> Any:
+        torch.manual_seed(torch.initial_seed() + 1000 * self.round)
+        return self.module(batch)
+
+    round = 0
+
+
+def test_proof_does_not_take_other_masks_for_another_computation(corpus: DataConfig, tmp_path: Path) -> None:
+    """In a step of 300 tokens, whose loss other masks change by a percent."""
+    made = job(tmp_path / "a", corpus, precision=Precision.bf16)
+    resolved = resolve_settings(made, 1)
+    store = prepare(made).store
+    batching = batching_of(made, resolved, lengths=store.lengths, mixture=((len(store), 1.0),))
+    torch.manual_seed(1)
+    objective = Objective(Transformer(made.model, made.tokenizer.vocab_sizes), 0.1).train()
+    step = OtherMasks(objective)
+
+    refused = 0
+    for step.round in range(1, 41):
+        prover = Prover(torch.device("cpu"), World(0, 1, {}), known=None, keep=lambda found: None)
+        refused += not prove_compiled(
+            prover, resolved, objective=objective, parallel=step, store=store, batching=batching
+        )
+    assert refused == 0
 
 
 # ---- what may go wrong in a search ----------------------------------------------------------------------------------

@@ -651,13 +651,12 @@ class TrainConfig:
     )
     compile: bool | None = option(
         None,
-        "torch.compile the training step (null: on a GPU, where batches are packed and the training is long)",
+        "torch.compile the training step (null: on a GPU, where batches are packed, for 5,000 steps or more)",
         on_resume=OnResume.note,
     )
     kernels: Kernels = option(
         Kernels.torch,
-        "kernels for packed attention and the loss on a GPU: torch's, or this package's own (triton), which no GPU has "
-        "run yet",
+        "kernels for packed attention and the loss on a GPU: torch's, or this package's own (triton)",
         on_resume=OnResume.note,
     )
     proof: bool | None = option(

@@ -4,8 +4,8 @@
 is one range of key slots: its sentence's in an encoder, the same up to itself under a causal mask, the source
 sentence's between encoder and decoder. So a pair of integers a row says everything: no form here knows of sentences.
 
-State: the kernels have run in Triton's interpreter on a CPU and have been compiled to machine code for sm_80 and sm_90.
-No GPU has run them, and so only `train.kernels=triton` takes them.
+State: the kernels compute what they should, on an H200 as in Triton's interpreter on a CPU. How fast they are has not
+been measured, and so only `train.kernels=triton` takes them.
 """
 
 from dataclasses import dataclass

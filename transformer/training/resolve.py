@@ -23,7 +23,6 @@ from transformer.compute import (
 )
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import AttentionKernel, Device, Kernels, LayoutKind, ModelConfig, Precision, Score
-from transformer.cost import UTILISATION, peak_flops, step_flops
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Lengths, Mixture
 from transformer.errors import InputError
@@ -35,9 +34,9 @@ from transformer.vocabulary import target_size
 
 log = logging.getLogger(__name__)
 
-PAYS = 600.0  # seconds of training for which compiling is worth its minute
-UNKNOWN_PEAK = 312e12  # FLOP/s of a GPU that is not in the table: an A100's
-MEAN_LENGTH = 30.0  # tokens of a sentence, about: it hardly matters
+# Steps from which on compiling pays. It takes as long as it saves in 2,000 to 2,700 of them, and both are work of the
+# host, so a faster one moves neither: scripts/benchmark/results/gpu-h200.md (the demo's model and base).
+PAYS = 5_000
 
 
 def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
@@ -61,14 +60,13 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
             )
 
     loss_rows = _loss_rows(job, device, precision, max_tokens=max_tokens)
-    _warn_of_untried(job, device)
     return Resolved(
         device=Device[device.type],
         precision=precision,
         threads=resolve_threads(job.train.threads),
         max_tokens=max_tokens,
         layout=layout,
-        compile=_compiles(job, device, layout=layout, kernel=kernel, wanted=job.train.compile, ranks=world_size),
+        compile=_compiles(job, device, layout=layout, kernel=kernel, wanted=job.train.compile),
         micro_batch_multiple=world_size,
         attention_kernel=kernel if layout is LayoutKind.packed else None,
         loss_rows=loss_rows,
@@ -85,12 +83,6 @@ def _describe_device(job: TrainJob, device: torch.device, precision: Precision) 
         log.warning("nobody has tried this package on a GPU of AMD's: batches are padded, and nothing is compiled")
     if device.type == "cuda" and job.train.precision is Precision.auto and precision is Precision.fp32:
         log.info("this GPU has no products in bf16: train.precision=fp16 is several times as fast as fp32")
-
-
-def _warn_of_untried(job: TrainJob, device: torch.device) -> None:
-    """Warn of kernels that no GPU has run."""
-    if job.train.kernels is Kernels.triton and device.type == "cuda":
-        log.warning("train.kernels=triton: no GPU has run these kernels; compare the loss with train.kernels=torch")
 
 
 def _default_max_tokens(device: torch.device) -> int:
@@ -167,7 +159,6 @@ def _compiles(
     layout: LayoutKind,
     kernel: AttentionKernel | None,
     wanted: bool | None,
-    ranks: int,
 ) -> bool:
     """Whether training is compiled: as wanted, or by rule on a GPU where it pays.
 
@@ -177,7 +168,7 @@ def _compiles(
     compiled anew.
     """
     if wanted is None:
-        wanted = device.type == "cuda" and layout is LayoutKind.packed and _estimate_seconds(job, device, ranks) > PAYS
+        wanted = device.type == "cuda" and layout is LayoutKind.packed and job.train.max_steps >= PAYS
     if not wanted:
         return False
 
@@ -191,14 +182,6 @@ def _compiles(
         log.info("no compiler is installed here: training is not compiled")
         return False
     return True
-
-
-def _estimate_seconds(job: TrainJob, device: torch.device, ranks: int) -> float:
-    """How long so many GPUs compute until the last step, if they reach UTILISATION of their peak."""
-    tokens = job.train.tokens_per_step
-    flops = step_flops(job.model, job.tokenizer.vocab_sizes, source=tokens, target=tokens, mean_length=MEAN_LENGTH)
-    peak = peak_flops(torch.cuda.get_device_name(device)) or UNKNOWN_PEAK
-    return job.train.max_steps * flops / (UTILISATION * peak * ranks)
 
 
 def batching_of(job: TrainJob, resolved: Resolved, *, lengths: Lengths, mixture: Mixture) -> Batching:
@@ -249,15 +232,12 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
     loss_rows = _loss_rows(job, device, before.precision, max_tokens=max_tokens)
     if before.loss_rows is not None and loss_rows is not None:
         loss_rows = before.loss_rows  # other blocks would add in another order
-    _warn_of_untried(job, device)
     return replace(
         before,
         device=Device[device.type],
         threads=threads,
         max_tokens=max_tokens,
-        compile=_compiles(
-            job, device, layout=before.layout, kernel=kernel, wanted=wanted, ranks=before.micro_batch_multiple
-        ),
+        compile=_compiles(job, device, layout=before.layout, kernel=kernel, wanted=wanted),
         attention_kernel=kernel if before.layout is LayoutKind.packed else None,
         loss_rows=loss_rows,
     )
