@@ -214,6 +214,7 @@ def test_experiments_of_wmt_without_a_twin_name_the_hubs_data_set(name: str) -> 
 
 PAIRS = {  # of train, dev and the test sets
     "kftt_ja_en": (440_286, 1_166, {"tune": 1_235}),
+    "kftt_ja_en_small": (440_286, 1_166, {"tune": 1_235}),
     "multi30k_en_de": (29_000, 1_014, {"test_2016_flickr": 1_000}),
     "multi30k_en_fr": (29_000, 1_014, {"test_2016_flickr": 1_000}),
     "tatoeba_en_de": (159_233, 3_000, {}),
@@ -253,11 +254,12 @@ def test_summary_sums_up_every_experiment(name: str) -> None:
 
 
 def written(file: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The files that an experiment's file, or a recipe's, begins from, and the keys that it sets."""
+    """The files that an experiment's file, or a recipe's, begins from (a recipe first), and the keys that it sets."""
     tree: Any = OmegaConf.to_container(OmegaConf.load(file))
     parents = tree.pop("defaults", ["_self_"])
     assert parents[-1] == "_self_", "the file's own keys come last"
-    return [parent_file(parent) for parent in parents[:-1]], flat(tree)
+    recipe_first = sorted(parents[:-1], key=lambda parent: isinstance(parent, str))
+    return [parent_file(parent) for parent in recipe_first], flat(tree)
 
 
 def parent_file(parent: str | dict[str, str]) -> Path:

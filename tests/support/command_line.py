@@ -23,6 +23,7 @@ EXPERIMENTS = (
     "big",
     "demo",
     "kftt_ja_en",
+    "kftt_ja_en_small",
     "multi30k_en_de",
     "multi30k_en_fr",
     "small",

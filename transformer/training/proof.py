@@ -12,7 +12,6 @@ all ranks alike. What is being tried is written down before it is tried: a way t
 
 import logging
 import math
-import statistics
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -291,7 +290,8 @@ def prove_compiled(
         tolerance = TOLERANCES[resolved.precision in HALF]
 
         losses = [wanted.loss, other.loss, *(gradient(eager, seed).loss for seed in range(3, MASKS + 1))]
-        _compare_losses(compiled, wanted, tolerance.loss + SPREADS * statistics.stdev(losses) / wanted.loss)
+        spread = float(torch.tensor(losses).std()) / wanted.loss
+        _compare_losses(compiled, wanted, tolerance.loss + SPREADS * spread)
         distance = compiled.distance(wanted)
         limit = tolerance.gradient + ANOTHER_MASK * other.distance(wanted)
         if not distance <= limit:
