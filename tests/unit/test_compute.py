@@ -21,7 +21,7 @@ from transformer.compute import (
     to_autocast_dtype,
     uses_cudnn_attention,
 )
-from transformer.config.settings import Device, Precision
+from transformer.config.settings import Device, Precision, Quantization
 from transformer.errors import InputError, StorageError
 
 CPU = torch.device("cpu")
@@ -157,21 +157,22 @@ def test_memory_errors_named_knows_those_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "gib", "by_engine", "expected"),
+    ("kind", "gib", "engine", "expected"),
     [
-        ("cpu", 0, False, 8_192),
-        ("cpu", 0, True, 2_048),
-        ("cuda", 24, False, 32_768),
-        ("cuda", 80, False, 131_072),
-        ("cuda", 80, True, 131_072),
+        ("cpu", 0, None, 8_192),
+        ("cpu", 0, Quantization.float32, 2_048),
+        ("cpu", 0, Quantization.int8, 1_024),
+        ("cuda", 24, None, 32_768),
+        ("cuda", 80, None, 131_072),
+        ("cuda", 80, Quantization.int8, 131_072),
     ],
 )
 def test_default_batch_tokens_follows_the_memory(
-    kind: str, gib: int, by_engine: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, gib: int, engine: Quantization | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = SimpleNamespace(total_memory=gib * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    assert default_batch_tokens(torch.device(kind), by_engine=by_engine) == expected
+    assert default_batch_tokens(torch.device(kind), engine=engine) == expected
 
 
 def test_resolve_device_refuses_a_gpu_that_is_absent_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -754,7 +754,9 @@ class SearchConfig:
         50, "a translation has at most this many pieces more than its source", on_resume=OnResume.allow
     )
     batch_tokens: int | None = option(
-        None, "size of a batch: source pieces, padding counted, x beam_size (null: by device)", on_resume=OnResume.allow
+        None,
+        "size of a batch: source pieces, padding counted, x beam_size (null: by device and engine)",
+        on_resume=OnResume.allow,
     )
     engine: Engine = option(
         Engine.torch,

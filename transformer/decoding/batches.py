@@ -258,7 +258,8 @@ class Batches:
 
     @property
     def _batch_tokens(self) -> int:
-        return self.search.batch_tokens or default_batch_tokens(self.device, by_engine=self.searcher is not None)
+        engine = None if self.searcher is None else self.searcher.quantization
+        return self.search.batch_tokens or default_batch_tokens(self.device, engine=engine)
 
     @property
     def _remedy(self) -> str:
