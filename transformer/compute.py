@@ -238,7 +238,9 @@ def default_batch_tokens(device: torch.device, *, engine: Quantization | None = 
     sentences as for a thousand.
     """
     if device.type != "cuda":
-        return 8_192 if engine is None else 1_024 if engine is Quantization.int8 else 2_048
+        if engine is None:
+            return 8_192
+        return 1_024 if engine is Quantization.int8 else 2_048
     return 131_072 if has_much_memory(device) else 32_768
 
 

@@ -166,7 +166,7 @@ step, its efficiency, and the hours of the paper's training (100,000 steps of ba
 
 Three things do not shrink with a rank's share: {1e3 * FIXED:.0f} ms of small kernels, Adam, which every rank does for
 all weights, and the embedding. At {1e3 * HOST:.1f} ms is a floor, the time in which Python launches a step. **It is
-that of a fast host**: on the virtual machine where base was measured, half the tokens still took 44 ms, so there more
+that of a fast host**: on the virtual machine where base was measured, half the tokens still took 43 ms, so there more
 GPUs need larger steps. A CUDA graph would lift the floor. A backward pass that is one graph, so that nothing overlaps,
 would leave
 {serial:.0f} % instead of {plain:.0f} on 8 GPUs (base, as estimated). Two things cost nothing any more: the ranks' vote

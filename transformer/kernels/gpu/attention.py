@@ -1,7 +1,7 @@
 """Attention over packed sentences in Triton: one kernel forward, two backward.
 
 `N` query slots, `M` key slots, `H` heads, `K` the width of queries and keys, `W` that of values. The plain form is
-`packed_attention.plain_attention`. Nothing here has run on a GPU yet: that module says what has been tried, and how.
+`packed_attention.plain_attention`; that module says what has been tried, and how.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The smoothed loss in Triton: one pass that turns logits into their gradient where they lie.
 
-`N` rows, `V` vocabulary. Nothing here has run on a GPU yet: `triton_loss.py` says what has been tried.
+`N` rows, `V` vocabulary. `triton_loss.py` says what has been tried.
 """
 
 import torch
