@@ -229,10 +229,10 @@ def test_engine_sweeps_penalties(kept: Path) -> None:
         assert found == load(kept, length_penalty=alpha).translate(TEXTS)
 
 
-def test_engine_has_smaller_batches_by_default_than_torch_and_the_smallest_in_int8(kept: Path) -> None:
+def test_engine_has_smaller_batches_by_default_than_torch_and_the_smallest_in_int8(run_dir: Path) -> None:
     """Sentences of 32 pieces in the first batch: 8,192, 2,048 and 1,024 pieces x the beam."""
     search = replace(SEARCH, beam_size=4, batch_tokens=None)
-    found = [by_torch(kept), load(kept), load(kept, engine_type="int8")]
+    found = [by_torch(run_dir), load(run_dir), load(run_dir, engine_type="int8")]
     batches = [replace(translator.batches, search=search) for translator in found]
     assert [len(one.cut([32] * 100)[0]) for one in batches] == [64, 16, 8]
 
