@@ -51,6 +51,7 @@ class Resolved:
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this: the world size of the first start
     attention_kernel: AttentionKernel | None = None  # None: packed sentences are attended to in groups, or are padded
     loss_rows: int | None = None  # of a block of logits in the loss written in Triton; None: it is not used
+    cuda_graphs: bool = False  # whether a step is recorded, and replayed
 
     @staticmethod
     def upgrade(stored: dict[str, Any]) -> dict[str, Any]:

@@ -93,9 +93,10 @@ def ours(spec: Spec) -> Contender:
     from transformer.data.prepare import prepare
     from transformer.machine import limit_kernel_caches
     from transformer.model.transformer import Transformer, load_parameters
+    from transformer.training.graphs import GraphedComputation
     from transformer.training.optimizer import build_optimizer
     from transformer.training.resolve import batching_of, resolve_settings
-    from transformer.training.step import Objective, train_step
+    from transformer.training.step import Computation, Objective, train_step
 
     limit_kernel_caches()
     job = from_json(TrainJob, spec.job)
@@ -109,6 +110,8 @@ def ours(spec: Spec) -> Contender:
     if resolved.compile:
         objective.compile()
     optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
+    computation = Computation(objective, optimizer, scaler, job.train.clip_norm, device, precision)
+    graphed = GraphedComputation(computation) if resolved.cuda_graphs else None
     prepared = prepare(job)
 
     def steps_from(start: int) -> Iterator[Step]:
@@ -119,6 +122,7 @@ def ours(spec: Spec) -> Contender:
             world_size=1,
             position=Position(0, 0, start),
             prefetch=job.train.prefetch,
+            device=device,
         )
 
     updates = itertools.count()
@@ -137,6 +141,7 @@ def ours(spec: Spec) -> Contender:
             clip_norm=job.train.clip_norm,
             device=device,
             precision=precision,
+            graphed=graphed,
         )
         return Taken(float(result.loss_sum) / step.target_tokens, step.source_tokens, step.target_tokens)
 

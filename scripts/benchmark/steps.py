@@ -44,9 +44,10 @@ from transformer.cost import count_parameters, peak_flops, step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
+from transformer.training.graphs import GraphedComputation
 from transformer.training.optimizer import build_optimizer, learning_rate
 from transformer.training.resolve import batching_of, resolve_settings
-from transformer.training.step import Objective, train_step
+from transformer.training.step import Computation, Objective, train_step
 
 MEAN, LONGEST = 27, 256  # tokens of a sentence, EOS counted
 SPREAD, UNLIKENESS = 0.45, 0.2  # of the log of a length: between sentences, and between the sides of a pair
@@ -58,11 +59,13 @@ SIZES = {
 
 
 SETTINGS = {
-    "packed-compiled": (LayoutKind.packed, True),
-    "packed-eager": (LayoutKind.packed, False),
-    "padded-eager": (LayoutKind.padded, False),
-    "padded-compiled": (LayoutKind.padded, True),
-}  # the most valuable first
+    "packed-compiled-graphs": (LayoutKind.packed, True, True),
+    "packed-graphs": (LayoutKind.packed, False, True),
+    "packed-compiled": (LayoutKind.packed, True, False),
+    "packed-eager": (LayoutKind.packed, False, False),
+    "padded-eager": (LayoutKind.padded, False, False),
+    "padded-compiled": (LayoutKind.padded, True, False),
+}  # the most valuable first: a layout, whether it is compiled, and whether a GPU replays it
 
 
 def main(arguments: list[str]) -> int:
@@ -82,16 +85,17 @@ def main(arguments: list[str]) -> int:
     measured = Measured(args.output, seconds=math.inf)
 
     for name in args.settings:
-        layout, compiled = SETTINGS[name]
+        layout, compiled, graphs = SETTINGS[name]
         train = TrainConfig(
             tokens_per_step=args.tokens,
             layout=layout,
             compile=compiled,
+            cuda_graphs=graphs,
             device=Device[args.device],
             precision=Precision[args.precision],
         )
         job = replace(TrainJob(), model=model, train=train)
-        setting = {"layout": layout.name, "compiled": compiled}
+        setting = {"layout": layout.name, "compiled": compiled, "graphs": graphs}
         key = f"steps/{args.size}/{args.tokens}/{name}"
         measured.take(
             key,
@@ -125,7 +129,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--settings",
         type=settings,
-        default="packed-compiled,packed-eager,padded-eager",
+        default="packed-compiled-graphs,packed-graphs,packed-compiled,packed-eager,padded-eager",
         help=f"of {', '.join(SETTINGS)}; default: %(default)s",
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="default: %(default)s")
@@ -179,6 +183,15 @@ class Training:
             self._objective.compile()
         self._optimizer = build_optimizer(model, job.train)
         self._scaler = loss_scaler(self.device, self.resolved.precision)
+        computation = Computation(
+            self._objective,
+            self._optimizer,
+            self._scaler,
+            job.train.clip_norm,
+            self.device,
+            self.resolved.precision,
+        )
+        self._graphed = GraphedComputation(computation) if self.resolved.cuda_graphs else None
         self._steps = load_steps(
             lambda epoch: store,
             self.batching,
@@ -186,6 +199,7 @@ class Training:
             world_size=1,
             position=Position(0, 0, 0),
             prefetch=job.train.prefetch,
+            device=self.device,
         )
 
     def take(self) -> tuple[Step, Tensor, float]:
@@ -213,6 +227,7 @@ class Training:
             clip_norm=train.clip_norm,
             device=self.device,
             precision=self.resolved.precision,
+            graphed=self._graphed,
         )
         self.taken += 1
         return step, result.loss_sum / step.target_tokens, waited

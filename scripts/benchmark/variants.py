@@ -169,9 +169,9 @@ def turn(contender: Contender, variant: Variant, indices: range, *, task: Task) 
 
 
 def ours(setting: str, task: Task, *, kernels: Kernels = Kernels.torch) -> Contender:
-    """The package's step, packed or padded, compiled or eager."""
-    layout, compiled = SETTINGS[setting]
-    train = replace(task.job.train, layout=layout, compile=compiled, kernels=kernels)
+    """The package's step in one of the settings of steps.py."""
+    layout, compiled, graphs = SETTINGS[setting]
+    train = replace(task.job.train, layout=layout, compile=compiled, cuda_graphs=graphs, kernels=kernels)
     job = replace(task.job, train=train)
     training = Training(job, task.store, task.spec.vocab_size)
 
@@ -196,6 +196,8 @@ UNTRIED = {
     "triton": Variant(partial(ours, "packed-compiled", kernels=Kernels.triton)),
 }  # kernels that are no default before they have been measured
 VARIANTS = {
+    "packed-compiled-graphs": Variant(partial(ours, "packed-compiled-graphs")),
+    "packed-graphs": Variant(partial(ours, "packed-graphs")),
     "packed-compiled": Variant(partial(ours, "packed-compiled")),
     "nn.Transformer-compiled": Variant(partial(peer, PlainTransformer, True), no_cudnn),
     "packed-eager": Variant(partial(ours, "packed-eager")),

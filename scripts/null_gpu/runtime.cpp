@@ -85,6 +85,18 @@ cudaError_t new_handle(Handle* handle) {
   return cudaSuccess;
 }
 
+// The stream that is captured, if one is; whether nothing has broken that off; and how many have been.
+std::atomic<cudaStream_t> captured{nullptr};
+std::atomic<bool> capture_is_valid{true};
+std::atomic<unsigned long long> captures{0};
+
+// What waits for the device, or for the stream that is captured, ends the capture, as on a real device.
+cudaError_t unless_captured(bool waits) {
+  if (!captured || !waits) return cudaSuccess;
+  capture_is_valid = false;
+  return cudaErrorStreamCaptureUnsupported;
+}
+
 double milliseconds() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -403,7 +415,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   null_gpu_count("sync", "cudaMemcpy");
   copy(to, from, bytes);
-  return cudaSuccess;
+  return unless_captured(true);
 }
 cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t) {
   copy(to, from, bytes);
@@ -427,28 +439,17 @@ cudaError_t cudaGetSymbolAddress(void** pointer, const void*) {
 
 cudaError_t cudaDeviceSynchronize() {
   null_gpu_count("sync", "cudaDeviceSynchronize");
-  return cudaSuccess;
+  return unless_captured(true);
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t) {
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   null_gpu_count("sync", "cudaStreamSynchronize");
-  return cudaSuccess;
+  return unless_captured(stream == captured);
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return new_handle(stream); }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return new_handle(stream); }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) { return new_handle(stream); }
 cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
   *priority = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t*,
-                                     const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t* dependencies) {
-  *status = cudaStreamCaptureStatusNone;
-  if (id) *id = 0;
-  if (dependencies) *dependencies = 0;
   return cudaSuccess;
 }
 
@@ -474,6 +475,46 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 }
 cudaError_t cudaEventElapsedTime(float* found, cudaEvent_t begin, cudaEvent_t end) {
   *found = (float)(*(double*)end - *(double*)begin + 1e-3);  // never nothing, by which somebody may divide
+  return cudaSuccess;
+}
+
+// ---- graphs: what is captured is launched all the same, and a graph launches nothing --------------------------------
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (captured) return cudaErrorIllegalState;
+  captured = stream;
+  capture_is_valid = true;
+  ++captures;
+  null_gpu_count("graph", "captured");
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  if (captured != stream) return cudaErrorStreamCaptureUnmatched;
+  captured = nullptr;
+  *graph = nullptr;
+  return capture_is_valid ? new_handle(graph) : cudaErrorStreamCaptureInvalidated;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = captured && stream == captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                     cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**,
+                                     size_t* dependencies) {
+  if (id) *id = captures;
+  if (dependencies) *dependencies = 0;
+  return cudaStreamIsCapturing(stream, status);
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* graph, cudaGraph_t, unsigned long long) { return new_handle(graph); }
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* graph, cudaGraph_t, unsigned long long) {
+  return new_handle(graph);
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
+  null_gpu_count("graph", "launched");
   return cudaSuccess;
 }
 

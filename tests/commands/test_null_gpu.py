@@ -22,8 +22,9 @@ pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="TRANSFORMER_NULL_GPU_PYTHON is not set: see scripts/null_gpu/README.md"),
 ]
 
-SHORT = ("train.max_steps=20", "train.validate_every=10", "train.save_every=10", "train.log_every=10")
-SHORTEST = ("train.max_steps=3", "train.average=1", "search.max_extra=2")
+LAUNCHED = "train.cuda_graphs=false"  # every kernel by the host, in every step: so they are counted
+SHORT = ("train.max_steps=20", "train.validate_every=10", "train.save_every=10", "train.log_every=10", LAUNCHED)
+SHORTEST = ("train.max_steps=3", "train.average=1", "search.max_extra=2", LAUNCHED)
 FILES = {"train.src": "train.en", "train.tgt": "train.de", "dev.src": "val.en", "dev.tgt": "val.de"}
 READ = 10  # after this step the host reads the device: a log line, a validation, a checkpoint
 ROOM = 1.03  # for another torch
@@ -109,6 +110,18 @@ def test_train_step_launches_no_more_than_before(eager: tuple[Path, Ended], comp
     assert step["kernel"] <= 111 * ROOM
     assert step["triton"] <= 203 * ROOM
     assert step["product"] == 100
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_train_records_a_step_and_replays_it(compiles: bool, tmp_path: Path) -> None:
+    """What would end a recording on a real GPU, a host that waits for the device, ends it here, too."""
+    settings = [setting for setting in SHORT if setting != LAUNCHED]
+    done = train_on_null_gpu(tmp_path, *settings, "train.average=2", f"train.compile={str(compiles).lower()}")
+    assert resolved_of(tmp_path)["cuda_graphs"]
+    assert results_of(tmp_path / "run")["steps"] == 20
+    graphs = done.report["counts"]["graph"]
+    assert 2 <= graphs["captured"] <= 6  # the update, and the gradient for each length of the offsets
+    assert graphs["launched"] >= 38
 
 
 def test_train_in_fp16_with_a_moving_average_goes_on_where_it_ended(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ TRANSFORMER_TEST_DEVICE=cpu tries the same tests without a GPU: they then take t
 """
 
 import copy
+import math
 import os
 from contextlib import closing
 from dataclasses import replace
@@ -43,7 +44,7 @@ from transformer.config.settings import (
     TrainConfig,
 )
 from transformer.data.batch import Batch, collate
-from transformer.data.loader import Position, load_steps
+from transformer.data.loader import Position, Step, load_steps
 from transformer.data.packing import pack
 from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
@@ -56,8 +57,9 @@ from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import Look, attend
 from transformer.model.transformer import Transformer
 from transformer.records import Progress
+from transformer.training.graphs import GraphedComputation
 from transformer.training.optimizer import build_optimizer
-from transformer.training.step import Objective, train_step
+from transformer.training.step import Computation, Objective, train_step
 from transformer.training.window import GradientNorms, LogWindow
 from transformer.vocabulary import BOS, EOS
 
@@ -245,6 +247,7 @@ def test_linear_cross_entropy_is_the_reference(dtype: torch.dtype, tolerance: fl
 
 # ---- kernels that are no default before they have run here ----------------------------------------------------------
 
+needs_graphs = pytest.mark.skipif(DEVICE.type != "cuda", reason="only a GPU replays what it has recorded")
 needs_triton = pytest.mark.skipif(
     not torch.cuda.is_available() or not has_triton(DEVICE),
     reason="needs Triton and a GPU since Ampere (test_triton.py interprets the kernels on a CPU)",
@@ -373,8 +376,9 @@ def test_train_with_triton_attention_and_a_fused_loss_learns(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", OptimizerKind)
-def test_train_step_never_waits_for_the_device(kind: OptimizerKind) -> None:
-    """Eager steps as the loop takes them, with the loader's copies, under torch's check for synchronisation.
+@pytest.mark.parametrize("graphs", [False, pytest.param(True, marks=needs_graphs)])
+def test_train_step_never_waits_for_the_device(graphs: bool, kind: OptimizerKind) -> None:
+    """Steps as the loop takes them, with the loader's copies, under torch's check for synchronisation.
 
     The first two may still allocate and set up; none of the others may make the host wait. (torch does not notice a
     copy from memory that is not pinned, which waits, too.)
@@ -382,6 +386,8 @@ def test_train_step_never_waits_for_the_device(kind: OptimizerKind) -> None:
     objective = build(replace(SMALL, dropout=0.1), Precision.bf16)
     recipe = TrainConfig(optimizer=kind, weight_decay=0.1, clip_norm=1.0)
     optimizer, scaler = build_optimizer(objective.model, recipe), loss_scaler(DEVICE, Precision.bf16)
+    computation = Computation(objective, optimizer, scaler, 1.0, DEVICE, Precision.bf16)
+    graphed = GraphedComputation(computation) if graphs else None
     window, norms = LogWindow(DEVICE), GradientNorms()
     batching = Batching(
         mixture=[(len(corpus()), 1.0)],
@@ -420,6 +426,7 @@ def test_train_step_never_waits_for_the_device(kind: OptimizerKind) -> None:
                     clip_norm=1.0,
                     device=DEVICE,
                     precision=Precision.bf16,
+                    graphed=graphed,
                 )
                 window.add(step, result, waited=0.0, flops=0.0)
                 norms.add(result.grad_norm)
@@ -431,6 +438,63 @@ def test_train_step_never_waits_for_the_device(kind: OptimizerKind) -> None:
     norms.read_into(progress)
     assert progress.skipped == 0
     assert progress.usual_norm > 0.0
+
+
+@needs_graphs
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_train_step_replayed_computes_what_it_does_launched(kind: OptimizerKind) -> None:
+    """Batches of two shapes, one or two of them in a step, dropout, and a gradient that is not finite in one step.
+
+    Their masks are the same, or losses would differ by a few per mille.
+    """
+    short = Store.from_pieces(*([[5 + n % 400] for n in range(400)] for _ in range(2)))
+    kernel = packed_kernel(torch.bfloat16)
+    few = [collate(corpus(), ids, (1_024, 1_024), kernel=kernel) for ids in some(8)]
+    many = collate(short, np.arange(400), (1_024, 1_024), kernel=kernel)
+    layouts = many.source_layout, few[0].source_layout
+    assert isinstance(layouts[0], Packed)
+    assert isinstance(layouts[1], Packed)
+    assert len(layouts[0].offsets) > len(layouts[1].offsets)
+
+    def step_of(index: int) -> Step:
+        batches = [[few[index]], [few[index], many], [many]][index % 3]
+        tokens = math.nan if index == 5 else sum(int((batch.target_out != 0).sum()) for batch in batches)
+        here = [(m, batch.to(DEVICE)) for m, batch in enumerate(batches)]
+        return Step(0, 0, index, here, tokens, source_tokens=1, sentences=1, slots=2_048)  # type: ignore[arg-type]
+
+    def trained(graphs: bool) -> tuple[list[list[float]], dict[str, Tensor]]:
+        objective = build(replace(SMALL, dropout=0.1), Precision.bf16)
+        optimizer = build_optimizer(objective.model, TrainConfig(optimizer=kind, weight_decay=0.1))
+        scaler = loss_scaler(DEVICE, Precision.bf16)
+        computation = Computation(objective, optimizer, scaler, 1.0, DEVICE, Precision.bf16)
+        graphed = GraphedComputation(computation) if graphs else None
+        found = []
+        for index in range(8):
+            result = train_step(
+                objective,
+                optimizer,
+                step_of(index),
+                scaler=scaler,
+                world_size=1,
+                rate=1e-3 * (1 + index % 2),
+                seed=1,
+                clip_norm=1.0,
+                device=DEVICE,
+                precision=Precision.bf16,
+                graphed=graphed,
+            )
+            found.append([float(value) for value in vars(result).values()])
+        return found, {name: weights.detach().double() for name, weights in objective.named_parameters()}
+
+    began = dict(build(SMALL).named_parameters())
+    launched, weights = trained(graphs=False)
+    replayed, again = trained(graphs=True)
+    assert [values[-1] for values in replayed] == [1.0] * 5 + [0.0] + [1.0] * 2  # applied
+    for ours, theirs in zip(replayed, launched, strict=True):
+        assert ours[:2] == pytest.approx(theirs[:2], rel=3e-4)  # losses
+        assert ours[2] == pytest.approx(theirs[2], rel=0.02, nan_ok=True)  # the norm of the gradient
+    for name, wanted in weights.items():
+        assert (again[name] - wanted).norm() < 0.05 * (wanted - began[name]).norm(), name
 
 
 def test_load_steps_copies_ahead_the_steps_of_the_host() -> None:

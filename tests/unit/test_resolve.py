@@ -247,6 +247,23 @@ def test_resolve_again_asks_anew_whether_to_compile_on_another_kind_of_device() 
 
 
 @pytest.mark.usefixtures("gpu")
+def test_resolve_settings_records_steps_wherever_a_gpu_can_replay_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Packed for one kernel, and not in fp16; a run that goes on is asked anew."""
+    caplog.set_level(logging.INFO)
+    resolved = resolve_settings(job(), 1)
+    assert resolved.cuda_graphs
+    assert resolve_again(job(), replace(resolved, cuda_graphs=False)).cuda_graphs
+    assert not resolve_again(job(cuda_graphs=False), resolved).cuda_graphs
+    assert not resolve_settings(job(cuda_graphs=False), 1).cuda_graphs
+    assert not resolve_settings(job(layout=LayoutKind.padded), 1).cuda_graphs
+    assert not resolve_settings(job(precision=Precision.fp16), 1).cuda_graphs
+    assert not resolve_settings(job(device=Device.cpu), 1).cuda_graphs
+    assert "steps are not recorded" not in caplog.text
+    assert not resolve_settings(job(layout=LayoutKind.padded, cuda_graphs=True), 1).cuda_graphs
+    assert "steps are not recorded: for CUDA graphs, batches must be packed" in caplog.text
+
+
+@pytest.mark.usefixtures("gpu")
 def test_resolve_again_fits_no_memory(caplog: pytest.LogCaptureFixture) -> None:
     """That is of the first start: its micro-batches stay."""
     caplog.set_level(logging.INFO)

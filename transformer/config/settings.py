@@ -654,6 +654,12 @@ class TrainConfig:
         "torch.compile the training step (null: on a GPU, where batches are packed, for 5,000 steps or more)",
         on_resume=OnResume.note,
     )
+    cuda_graphs: bool | None = option(
+        None,
+        "let a GPU replay a recorded step, so that it does not wait for its host (null: on one GPU, where batches are "
+        "packed, in bf16 or fp32)",
+        on_resume=OnResume.note,
+    )
     kernels: Kernels = option(
         Kernels.torch,
         "kernels for packed attention and the loss on a GPU: torch's, or this package's own (triton)",

@@ -135,6 +135,7 @@ def train_loop(
                         clip_norm=config.clip_norm,
                         device=run.device,
                         precision=run.resolved.precision,
+                        graphed=run.graphed,
                     )
             _record_step(run, step, result, waited=waited)
             bar.update()

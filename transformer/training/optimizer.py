@@ -84,8 +84,8 @@ def build_optimizer(model: nn.Module, recipe: TrainConfig) -> Optimizer:
     return AdamW(for_adam, lr=0.0, betas=betas, eps=recipe.adam_eps, fused=True)
 
 
-def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of the next update."""
+def set_rate(optimizer: Optimizer, rate: float | Tensor) -> None:
+    """Set the learning rate of the next update; a tensor, a scalar in fp32 on the device, is read when that is made."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 

@@ -2,6 +2,7 @@
 
     prove                 the first sound one of `ways_of`, compared without dropout and without the compiler
     prove_compiled        the compiled step as it will train, compared with the same step uncompiled
+    prove_graphed         the gradient that the GPU replays, compared with the one that the host launches
     Prover.prove_search   at the first validation: see `decoding.proof`
 
 The plain way is padded, uncompiled, in full precision, with attention by products and a softmax, and the loss by its
@@ -40,6 +41,7 @@ from transformer.machine import describe_processor
 from transformer.model.attention import Look, attend
 from transformer.model.transformer import Transformer
 from transformer.records import Proof, Resolved
+from transformer.training.graphs import GraphedComputation
 from transformer.training.step import Objective
 from transformer.vocabulary import PAD
 
@@ -104,12 +106,13 @@ def name_of(way: Resolved) -> str:
     kernels = [] if way.attention_kernel is None else [way.attention_kernel.value]
     kernels += [] if way.loss_rows is None else ["loss in Triton"]
     layout = way.layout.value + (f" ({', '.join(kernels)})" if kernels else "")
-    return f"{layout}, {'compiled' if way.compile else 'not compiled'}, {way.precision.value}"
+    graphs = ", CUDA graphs" if way.cuda_graphs else ""
+    return f"{layout}, {'compiled' if way.compile else 'not compiled'}{graphs}, {way.precision.value}"
 
 
 def ways_of(resolved: Resolved) -> list[Resolved]:
-    """The uncompiled ways to compute, each with less that can go wrong: as resolved, plainly, and in fp32."""
-    as_resolved = replace(resolved, compile=False)
+    """The plainest ways to compute, each with less that can go wrong: as resolved, plainly, and in fp32."""
+    as_resolved = replace(resolved, compile=False, cuda_graphs=False)
     plain = replace(as_resolved, layout=LayoutKind.padded, attention_kernel=None, loss_rows=None)
     full = replace(plain, precision=Precision.fp32) if plain.precision in HALF else plain
     return list(dict.fromkeys([as_resolved, plain, full]))
@@ -212,7 +215,7 @@ class Prover:
         """Raise Stopped, on every rank, where the failure has left a GPU that computes nothing any more."""
         is_broken = False
         try:
-            float(torch.ones(2, device=self.device).sum())
+            float(torch.rand(2, device=self.device).sum())  # its random numbers, too, may have been left in a recording
         except RuntimeError:
             is_broken = True
         if self.world.any(is_broken):
@@ -220,7 +223,7 @@ class Prover:
 
 
 def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transformer, store: Store) -> Resolved:
-    """The settings with the first way that is sound, uncompiled; if it is as resolved, `compile` stays as it is.
+    """The settings with the first way that is sound, uncompiled and without graphs; as resolved, if that is the first.
 
     `model` is on the device and without gradients, and stays so. Raises InputError where no way is sound.
     """
@@ -255,7 +258,7 @@ def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transform
 
     for way in ways_of(resolved):
         if prover.holds(way, lambda way=way: _in_memory(partial(deviation, way), ids)):  # type: ignore[misc]
-            is_first = way == replace(resolved, compile=False)
+            is_first = way == replace(resolved, compile=False, cuda_graphs=False)
             log.info(
                 "%s computes as the plain way does: its gradient differs by %.2g",
                 prover.proof.device,
@@ -273,9 +276,7 @@ def prove_compiled(
 
     The two draw other dropout masks. So they may differ about as much as uncompiled steps with other masks do.
     """
-    ids = batching.split(
-        _pairs_of_all_lengths(store, min(batching.capacities or [batching.max_tokens])), store.lengths
-    )[0]
+    ids = _micro_batch(store, batching)
     batch = collate(store, ids, batching.capacities, kernel=batching.kernel).to(prover.device)
     eager = Objective(objective.model, objective.label_smoothing, loss_rows=objective.loss_rows).train()
 
@@ -296,6 +297,44 @@ def prove_compiled(
         limit = tolerance.gradient + ANOTHER_MASK * other.distance(wanted)
         if not distance <= limit:
             raise _DeviatesError(f"its gradient differs by {distance:.2g} from the uncompiled one (limit {limit:.2g})")
+        return distance
+
+    return prover.holds(replace(resolved, cuda_graphs=False), deviation)
+
+
+def prove_graphed(
+    prover: Prover, resolved: Resolved, *, graphed: GraphedComputation, store: Store, batching: Batching
+) -> bool:
+    """Whether the gradient that is replayed is sound: against the same one without a graph, and the same dropout.
+
+    It is recorded with the sentences in another order, and another seed: a replay must read both anew.
+    """
+    ids = _micro_batch(store, batching)
+    batch, reversed_batch = (
+        collate(store, some, batching.capacities, kernel=batching.kernel).to(prover.device) for some in (ids, ids[::-1])
+    )
+    share = 1.0 / int((batch.target_out != PAD).sum())
+
+    def gradient(batch: Batch, seed: int) -> Gradient:
+        torch.manual_seed(seed)
+        loss, _ = graphed.add_gradient(batch, share).tolist()
+        found = {
+            name: parameter.grad.clone()
+            for name, parameter in graphed.objective.named_parameters()
+            if parameter.grad is not None
+        }
+        graphed.forget()
+        return Gradient(loss * share, found)
+
+    def deviation() -> float:
+        wanted = gradient(batch, 1)  # the first one is computed without a graph
+        gradient(reversed_batch, 2)  # recorded
+        found = gradient(batch, 1)
+        tolerance = TOLERANCES[resolved.precision in HALF]
+        _compare_losses(found, wanted, tolerance.loss)
+        distance = found.distance(wanted)
+        if not distance <= tolerance.gradient:
+            raise _DeviatesError(f"its gradient differs by {distance:.2g} from the one without a graph")
         return distance
 
     return prover.holds(resolved, deviation)
@@ -326,6 +365,12 @@ def _pairs_of_all_lengths(store: Store, tokens: int) -> Ids:
     longest = int(sample.max())
     every = int(sample.sum(axis=0, dtype=np.int64).max()) // max(1, tokens - longest) + 1
     return stride * longest_first[::every]
+
+
+def _micro_batch(store: Store, batching: Batching) -> Ids:
+    """The pairs of a micro-batch that is nearly full, of all lengths."""
+    tokens = min(batching.capacities or [batching.max_tokens])
+    return batching.split(_pairs_of_all_lengths(store, tokens), store.lengths)[0]
 
 
 def _in_memory(compute: Callable[[Ids], Found], ids: Ids) -> Found:

@@ -67,6 +67,7 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
         max_tokens=max_tokens,
         layout=layout,
         compile=_compiles(job, device, layout=layout, kernel=kernel, wanted=job.train.compile),
+        cuda_graphs=_replays(job, precision, layout=layout, kernel=kernel),
         micro_batch_multiple=world_size,
         attention_kernel=kernel if layout is LayoutKind.packed else None,
         loss_rows=loss_rows,
@@ -184,6 +185,20 @@ def _compiles(
     return True
 
 
+def _replays(job: TrainJob, precision: Precision, *, layout: LayoutKind, kernel: AttentionKernel | None) -> bool:
+    """Whether a GPU replays a recorded step: wherever it can, unless `train.cuda_graphs` says no.
+
+    Only packed batches for one kernel have the same shape again and again. In fp16 the scale of the loss is the host's
+    matter.
+    """
+    can = layout is LayoutKind.packed and kernel is not None and precision in (Precision.bf16, Precision.fp32)
+    if job.train.cuda_graphs and not can:
+        log.info(
+            "steps are not recorded: for CUDA graphs, batches must be packed for a kernel of a GPU, and not in fp16"
+        )
+    return can and job.train.cuda_graphs is not False
+
+
 def batching_of(job: TrainJob, resolved: Resolved, *, lengths: Lengths, mixture: Mixture) -> Batching:
     """How a run's epochs become batches.
 
@@ -238,6 +253,7 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
         threads=threads,
         max_tokens=max_tokens,
         compile=_compiles(job, device, layout=before.layout, kernel=kernel, wanted=wanted),
+        cuda_graphs=_replays(job, before.precision, layout=before.layout, kernel=kernel),
         attention_kernel=kernel if before.layout is LayoutKind.packed else None,
         loss_rows=loss_rows,
     )

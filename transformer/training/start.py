@@ -35,13 +35,14 @@ from transformer.published.run import located
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.tracking import log_to
+from transformer.training.graphs import GraphedComputation
 from transformer.training.memory import Trial, can_try
 from transformer.training.process import set_up_process
-from transformer.training.proof import Prover, prove, prove_compiled, wants_proof
+from transformer.training.proof import Prover, prove, prove_compiled, prove_graphed, wants_proof
 from transformer.training.record import resume_run, start_run
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState
-from transformer.training.step import Objective
+from transformer.training.step import Computation, Objective
 from transformer.training.validate import DevSet
 from transformer.training.warm_start import find_source, with_model_of
 
@@ -65,6 +66,7 @@ class Run:
     data_digest: str
     state: TrainState
     objective: nn.Module  # the model under its loss as it is trained: compiled or not, wrapped for several ranks
+    graphed: GraphedComputation | None  # the objective's gradient and its update as a GPU replays them, if it does
     prover: Prover | None  # of searches, too; None: nothing is to be compared
 
     @property
@@ -222,6 +224,8 @@ def build_run(
     Raises InputError where no way is sound, or a step does not fit, and Stopped where the GPU breaks down.
     """
     set_up_process(threads=resolved.threads, deterministic=job.train.deterministic, compiles=resolved.compile)
+    if world.size > 1:
+        resolved = replace(resolved, cuda_graphs=False)  # the ranks meet inside a backward pass
     directory = RunDir(Path(job.run_dir))
     tokenizers = prepared.tokenizers
     vocab_size = tokenizers.vocab_sizes
@@ -276,6 +280,18 @@ def build_run(
             resolved = replace(resolved, compile=False)
             parallel = world.wrap(_objective(job, resolved, state))
     memory = None if trial is None else trial.check(resolved, parallel)
+
+    # The same, recorded.
+    graphed = None
+    if resolved.cuda_graphs:
+        optimizer, scaler = state.optimizer, state.scaler
+        clip_norm, precision = job.train.clip_norm, resolved.precision
+        graphed = GraphedComputation(Computation(parallel, optimizer, scaler, clip_norm, device, precision))
+        if prover is not None and not prover.knows(resolved):
+            sound = prove_graphed(prover, resolved, graphed=graphed, store=stores.corpus, batching=batching(resolved))
+            if not sound:
+                resolved = replace(resolved, cuda_graphs=False)
+                graphed = None
     if checkpoint is None and (memory or prover):
         world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=memory))
 
@@ -303,6 +319,7 @@ def build_run(
         data_digest=prepared.report.digest,
         state=state,
         objective=parallel,
+        graphed=graphed,
         prover=prover,
     )
 

@@ -1,7 +1,7 @@
 """One step, that is one optimizer update: the loss of a batch, its gradient, and the optimizer.
 
 `Objective` is the model under its loss. `train_step` adds up its gradients over the micro-batches of a step, and
-applies them. The loop calls it; the learning rate comes from `optimizer`.
+applies them; `Computation` has both halves. The loop calls it; the learning rate comes from `optimizer`.
 
 `N` rows, the target positions of a batch for which there is a loss; `D` d_model, `V` vocabulary.
 """
@@ -111,6 +111,47 @@ class StepResult:
     applied: Tensor  # bool; False: the gradient was not finite, and the update was skipped
 
 
+@dataclass
+class Computation:
+    """What the device does in a step: the gradient of each micro-batch is added up, and applied at the end.
+
+    Nothing here waits for the device, or depends on what it has computed.
+    """
+
+    objective: nn.Module  # an Objective, perhaps wrapped so that the ranks' gradients are averaged
+    optimizer: Optimizer
+    scaler: GradScaler
+    clip_norm: float | None
+    device: torch.device
+    precision: Precision
+
+    def begin(self) -> None:
+        """Forget the gradient of the step before."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def add_gradient(self, batch: Batch, share: float | Tensor) -> Tensor:
+        """Add the gradient of a micro-batch's loss times `share`. Returns its smoothed and its plain loss, `(2,)`."""
+        with autocast(self.device, self.precision):
+            loss_sum, nll_sum = self.objective(batch)
+        factor = share + 0.0 * loss_sum.detach()  # NaN where the loss is not finite
+        self.scaler.scale(loss_sum * factor).backward()
+        return torch.stack((loss_sum.detach(), nll_sum))
+
+    def update(self, rate: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the gradient, unless it is not finite. Returns its norm, before it is clipped, and whether it was."""
+        # Its norm, without the scale of the loss.
+        self.scaler.unscale_(self.optimizer)
+        norm = _clip(self.objective.parameters(), self.clip_norm).double()
+        is_finite = torch.isfinite(norm)
+
+        # The update, or none.
+        set_rate(self.optimizer, rate)
+        with autocast(self.device, self.precision):  # Muon multiplies matrices
+            _apply(self.optimizer, is_finite)
+        self.scaler.update()
+        return norm, is_finite
+
+
 def train_step(
     objective: nn.Module,
     optimizer: Optimizer,
@@ -123,19 +164,21 @@ def train_step(
     clip_norm: float | None,
     device: torch.device,
     precision: Precision,
+    graphed: Computation | None = None,
 ) -> StepResult:
     """Accumulate the gradient of a step's micro-batches, divided by its global target tokens, and make one update.
 
     `objective` is an Objective, perhaps wrapped so that the ranks' gradients are averaged: hence the factor
     `world_size`. Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same
-    masks.
+    masks. `graphed` is the same computation where a GPU replays it.
 
     An update whose gradient is not finite is skipped on the device: weights and moments stay as they were, and the
     scale of `scaler` falls. An update whose loss is not finite on some rank is skipped, too. Such a loss makes the
     gradient NaN, which the ranks share, and so they agree. Nothing here waits for the device.
     """
     step.await_copy()
-    optimizer.zero_grad(set_to_none=True)
+    computation = graphed or Computation(objective, optimizer, scaler, clip_norm, device, precision)
+    computation.begin()
 
     # The gradient: the ranks share it once, in the backward pass of the last micro-batch.
     sums = torch.zeros(2, device=device, dtype=torch.float64)  # smoothed loss, plain loss
@@ -143,24 +186,10 @@ def train_step(
     for m, batch in step.micro_batches:
         torch.manual_seed(seed_for(seed, *step.seeds, m))
         with nullcontext() if m == last else unsynchronised(objective):
-            with autocast(device, precision):
-                loss_sum, nll_sum = objective(batch.to(device))
-            factor = world_size / step.target_tokens + 0.0 * loss_sum.detach()  # NaN where the loss is not finite
-            scaler.scale(loss_sum * factor).backward()
-        sums += torch.stack((loss_sum.detach(), nll_sum))
+            sums += computation.add_gradient(batch.to(device), world_size / step.target_tokens)
 
-    # Its norm, without the scale of the loss.
-    scaler.unscale_(optimizer)
-    norm = _clip(objective.parameters(), clip_norm).double()
-    is_finite = torch.isfinite(norm)
-
-    # The update, or none.
-    set_rate(optimizer, rate)
-    with autocast(device, precision):  # Muon multiplies matrices
-        _apply(optimizer, is_finite)
-    scaler.update()
-
-    return StepResult(loss_sum=sums[0], nll_sum=sums[1], grad_norm=norm, applied=is_finite)
+    norm, is_applied = computation.update(rate)
+    return StepResult(loss_sum=sums[0], nll_sum=sums[1], grad_norm=norm, applied=is_applied)
 
 
 def _apply(optimizer: Optimizer, is_finite: Tensor) -> None:

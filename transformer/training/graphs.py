@@ -1,0 +1,140 @@
+"""A step that a GPU has recorded and replays, as CUDA graphs: the host launches two graphs, and not 1,500 kernels.
+
+Packed batches have one shape, but for the length of their offsets, of which there are few. So the gradient of a
+micro-batch is recorded for each of these, and the update once. What differs from step to step is copied to where the
+graphs read it: the batch, the reciprocal of the step's tokens, the learning rate. Dropout draws other masks at every
+replay, those that it would draw without a graph: torch hands the seed and its own counter over each time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer.data.batch import Batch
+from transformer.errors import InputError
+from transformer.layout import Layout, Packed
+from transformer.training.step import Computation
+
+Tensors = tuple[Tensor, ...]
+HINT = "set train.cuda_graphs=false; the same command goes on"
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A graph, where it reads what differs, and where it leaves its results."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: Batch | None
+    results: Tensors
+
+
+class GraphedComputation(Computation):
+    """The same numbers as `Computation`, by graphs that are recorded when they are first needed.
+
+    The first gradient and the first update are computed without one: kernels are compiled, and moments made. Gradients
+    stay where they are from step to step. There is one rank, batches are packed for a kernel that attends to them as
+    they lie, and nothing scales the loss.
+    """
+
+    def __init__(self, computation: Computation) -> None:
+        super().__init__(**vars(computation))
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # what is recorded needs its own
+        self._pool = torch.cuda.graph_pool_handle()  # no two graphs run at once: they share their memory
+        self._recordings: dict[Any, _Recording] = {}
+        self._has_run: set[str] = set()
+        self._share = torch.zeros((), device=self.device)
+        self._rate = torch.zeros((), device=self.device)
+
+        for group in self.optimizer.param_groups:
+            group["capturable"] = True  # torch's AdamW asks for it
+        self._gradients = []
+        for parameter in self.objective.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+            self._gradients.append(parameter.grad)
+
+    def begin(self) -> None:
+        """The last update has forgotten its gradient already."""
+
+    def add_gradient(self, batch: Batch, share: float | Tensor) -> Tensor:
+        """As of `Computation`."""
+        self._share.fill_(share)
+        key = ("gradient", *_shape(batch.source_layout), *_shape(batch.target_layout))
+        (losses,) = self._run(key, lambda own: (Computation.add_gradient(self, own, self._share),), batch)
+        return losses
+
+    def update(self, rate: float | Tensor) -> tuple[Tensor, Tensor]:
+        """As of `Computation`."""
+        self._rate.fill_(rate)
+        norm, is_finite = self._run(("update",), lambda _: self._update_and_forget(), None)
+        return norm, is_finite
+
+    def forget(self) -> None:
+        """Set the gradients to zero, where they are."""
+        torch._foreach_zero_(self._gradients)
+
+    def _update_and_forget(self) -> Tensors:
+        found = Computation.update(self, self._rate)
+        self.forget()
+        return found
+
+    # ---- to record, and to replay
+
+    def _run(self, key: tuple[Any, ...], compute: Callable[[Any], Tensors], batch: Batch | None) -> Tensors:
+        """What `compute` returns for this batch: replayed if there is a recording, else recorded first."""
+        recording = self._recordings.get(key)
+        if recording is None:
+            own = None if batch is None else batch.map(torch.clone)
+            if key[0] not in self._has_run:
+                self._has_run.add(key[0])
+                return self._beside(lambda: compute(own))
+            recording = self._recordings[key] = self._record(lambda: compute(own), own)
+        elif batch is not None and recording.batch is not None:
+            torch._foreach_copy_(_tensors(recording.batch), _tensors(batch))
+
+        recording.graph.replay()
+        return tuple(result.clone() for result in recording.results)
+
+    def _beside(self, compute: Callable[[], Tensors]) -> Tensors:
+        """Compute on the stream that records, as what autograd prepares belongs to a stream."""
+        here = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            results = compute()
+        here.wait_stream(self._stream)
+        return results
+
+    def _record(self, compute: Callable[[], Tensors], batch: Batch | None) -> _Recording:
+        """Raises InputError where the GPU does not allow it."""
+        graph = torch.cuda.CUDAGraph()
+        here = torch.cuda.stream(torch.cuda.current_stream(self.device))  # to come back to, also from an error
+        try:
+            # Only this thread is recorded: the loader's goes on copying batches.
+            with here, torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                results = compute()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            text = str(error).partition("\n")[0]
+            raise InputError(f"the GPU cannot record a step ({text}): {HINT}") from error
+        return _Recording(graph, batch, results)
+
+
+def _shape(layout: Layout) -> tuple[int, int]:
+    """All in which one packed layout may differ from another of the same run."""
+    assert isinstance(layout, Packed)
+    return len(layout.offsets), layout.longest
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    """The tensors of a batch, always in the same order."""
+    found: list[Tensor] = []
+
+    def take(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    batch.map(take)
+    return found
