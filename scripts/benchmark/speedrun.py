@@ -12,6 +12,7 @@ does not. It cannot see whether the clock was honest, beyond that the log fits i
 import argparse
 import json
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -90,6 +91,7 @@ def run(attempt: Path, command: list[str]) -> None:
         begun = time.perf_counter()
         status = subprocess.run(words, check=False).returncode
         seconds.append(time.perf_counter() - begun)
+        shutil.rmtree(attempt / ".store", ignore_errors=True)  # the next seed prepares its text, too
         if status:
             raise InputError(f"{shlex.join(words)}: ended with status {status}")
 
@@ -206,7 +208,9 @@ def page(facts: dict[str, str], found: list[Seed], scores: list[float]) -> Itera
     """The command, the machine, and a table of the three."""
     yield f"    {facts['command']}"
     yield ""
-    yield f"{facts['processor']}, {facts['cores']} cores; commit {facts['commit']}"
+    proof = found[0].record.proof
+    gpu = f"{proof.device}; " if proof is not None and found[0].record.resolved.device is Device.cuda else ""
+    yield f"{gpu}{facts['processor']}, {facts['cores']} cores; commit {facts['commit']}"
     yield ""
     yield row(["seed", "time", "BLEU on `val`"])
     yield rule(1, 2)

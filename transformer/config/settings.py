@@ -651,7 +651,8 @@ class TrainConfig:
     )
     compile: bool | None = option(
         None,
-        "torch.compile the training step (null: on a GPU, where batches are packed, for 5,000 steps or more)",
+        "torch.compile the training step (null: on a GPU, where batches are packed, for 15,000 steps or more; 5,000 "
+        "without CUDA graphs)",
         on_resume=OnResume.note,
     )
     cuda_graphs: bool | None = option(

@@ -34,9 +34,10 @@ from transformer.vocabulary import target_size
 
 log = logging.getLogger(__name__)
 
-# Steps from which on compiling pays. It takes as long as it saves in 2,000 to 2,700 of them, and both are work of the
-# host, so a faster one moves neither: scripts/benchmark/results/gpu-h200.md (the demo's model and base).
-PAYS = 5_000
+# Steps from which on compiling pays, without CUDA graphs and with them: scripts/benchmark/results/gpu-h200.md. It takes
+# 25 to 30 seconds. Where the host launches every kernel, it saves as much in 2,000 to 2,700 steps; where a GPU replays
+# them, in 2,500 steps of base, and in 17,000 of the model of Multi30k.
+PAYS = {False: 5_000, True: 15_000}
 
 
 def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
@@ -60,14 +61,15 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
             )
 
     loss_rows = _loss_rows(job, device, precision, max_tokens=max_tokens)
+    replays = _replays(job, precision, layout=layout, kernel=kernel)
     return Resolved(
         device=Device[device.type],
         precision=precision,
         threads=resolve_threads(job.train.threads),
         max_tokens=max_tokens,
         layout=layout,
-        compile=_compiles(job, device, layout=layout, kernel=kernel, wanted=job.train.compile),
-        cuda_graphs=_replays(job, precision, layout=layout, kernel=kernel),
+        compile=_compiles(job, device, layout=layout, kernel=kernel, replays=replays, wanted=job.train.compile),
+        cuda_graphs=replays,
         micro_batch_multiple=world_size,
         attention_kernel=kernel if layout is LayoutKind.packed else None,
         loss_rows=loss_rows,
@@ -159,6 +161,7 @@ def _compiles(
     *,
     layout: LayoutKind,
     kernel: AttentionKernel | None,
+    replays: bool,
     wanted: bool | None,
 ) -> bool:
     """Whether training is compiled: as wanted, or by rule on a GPU where it pays.
@@ -169,7 +172,7 @@ def _compiles(
     compiled anew.
     """
     if wanted is None:
-        wanted = device.type == "cuda" and layout is LayoutKind.packed and job.train.max_steps >= PAYS
+        wanted = device.type == "cuda" and layout is LayoutKind.packed and job.train.max_steps >= PAYS[replays]
     if not wanted:
         return False
 
@@ -244,6 +247,7 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
     wanted = job.train.compile
     if wanted is None and device.type == before.device.name:
         wanted = before.compile
+    replays = _replays(job, before.precision, layout=before.layout, kernel=kernel)
     loss_rows = _loss_rows(job, device, before.precision, max_tokens=max_tokens)
     if before.loss_rows is not None and loss_rows is not None:
         loss_rows = before.loss_rows  # other blocks would add in another order
@@ -252,8 +256,8 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
         device=Device[device.type],
         threads=threads,
         max_tokens=max_tokens,
-        compile=_compiles(job, device, layout=before.layout, kernel=kernel, wanted=wanted),
-        cuda_graphs=_replays(job, before.precision, layout=before.layout, kernel=kernel),
+        compile=_compiles(job, device, layout=before.layout, kernel=kernel, replays=replays, wanted=wanted),
+        cuda_graphs=replays,
         attention_kernel=kernel if before.layout is LayoutKind.packed else None,
         loss_rows=loss_rows,
     )
