@@ -451,7 +451,7 @@ STAGES: dict[str, dict[str, Part]] = {
         "packed_compiled": Part(
             script(
                 "steps",
-                "--settings=packed-compiled",
+                "--settings=packed-compiled-graphs",
                 "--steps=300",
                 "--profile=5",
                 dry=f"{STEPS} --settings=packed-compiled --profile=1",
@@ -463,7 +463,7 @@ STAGES: dict[str, dict[str, Part]] = {
         "packed_eager": Part(
             script(
                 "steps",
-                "--settings=packed-eager",
+                "--settings=packed-graphs,packed-eager",
                 "--steps=60",
                 "--warmup=10",
                 dry=f"{STEPS} --settings=packed-eager",
@@ -483,7 +483,7 @@ STAGES: dict[str, dict[str, Part]] = {
             script(
                 "steps",
                 "--size=big",
-                "--settings=packed-compiled",
+                "--settings=packed-compiled-graphs",
                 "--steps=60",
                 "--warmup=10",
                 dry=f"{STEPS} --settings=padded-eager",
@@ -502,7 +502,7 @@ STAGES: dict[str, dict[str, Part]] = {
         "variants": Part(
             script(
                 "variants",
-                "--variants=packed-compiled,triton",
+                "--variants=packed-compiled-graphs,triton",
                 "--rounds=8",
                 dry="--variants=packed-eager --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1",
             ),

@@ -193,7 +193,7 @@ def peer(make: Callable[[Spec], nn.Module], compiled: bool, task: Task) -> Conte
 # cuDNN would build a plan for each new shape of padded attention: it is off for everybody.
 no_cudnn = partial(cudnn_attention, False)
 UNTRIED = {
-    "triton": Variant(partial(ours, "packed-compiled", kernels=Kernels.triton)),
+    "triton": Variant(partial(ours, "packed-compiled-graphs", kernels=Kernels.triton)),
 }  # kernels that are no default before they have been measured
 VARIANTS = {
     "packed-compiled-graphs": Variant(partial(ours, "packed-compiled-graphs")),

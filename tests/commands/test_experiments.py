@@ -87,7 +87,17 @@ NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
     *(f"tokenizer.target.{field.name}" for field in fields(TargetTokenizerConfig)),
     *(
         f"train.{key}"
-        for key in ("seed", "max_tokens", "fit_memory", "precision", "device", "layout", "compile", "threads")
+        for key in (
+            "seed",
+            "max_tokens",
+            "fit_memory",
+            "precision",
+            "device",
+            "layout",
+            "compile",
+            "cuda_graphs",
+            "threads",
+        )
     ),
     *(
         f"train.{key}"

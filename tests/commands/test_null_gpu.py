@@ -298,11 +298,17 @@ def test_train_on_a_gpu_without_enough_memory_names_the_key(tmp_path: Path) -> N
     assert last.startswith("transformer: error: out of GPU memory in the trial before the first step: lower train.max")
 
 
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("gib", [1.5, 2, 4])
-def test_train_fits_its_steps_into_the_memory_of_a_gpu(tmp_path: Path, gib: float) -> None:
-    """With the holes that the allocator leaves: half a GiB of the GPU is the context's."""
-    fitted = on_null_gpu(tmp_path, *LARGE_STEPS, "train.fit_memory=true", *SHORTEST, NULL_GPU_GIB=str(gib))
+def test_train_fits_its_steps_into_the_memory_of_a_gpu(tmp_path: Path, gib: float, graphs: bool) -> None:
+    """With the holes that the allocator leaves: half a GiB of the GPU is the context's.
+
+    Recorded steps keep their memory, and give it back where a validation needs it. In 2 GiB there is none to keep.
+    """
+    settings = (*LARGE_STEPS, "train.fit_memory=true", *SHORTEST, "train.max_steps=6", "train.validate_every=2")
+    fitted = on_null_gpu(tmp_path, *settings, f"train.cuda_graphs={str(graphs).lower()}", NULL_GPU_GIB=str(gib))
     assert fitted.status == 0, fitted.err
+    assert resolved_of(tmp_path)["cuda_graphs"] == (graphs and gib > 2)
     needed, available = (read(tmp_path / "run/run.json")["memory"][key] / 2**30 for key in ("needed", "available"))
     assert available <= gib - 0.5
     assert 0.7 * available < needed <= 0.95 * available

@@ -174,7 +174,7 @@ def test_run_record_says_what_was_resolved_and_read(finished: Path, job: TrainJo
     assert re.fullmatch("[0-9a-f]{16}", papers["id"])
     assert papers["versions"]["torch"] == torch.__version__
     resolved = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 1500, "micro_batch_multiple": 1}
-    resolved |= {"attention_kernel": None, "loss_rows": None}  # which are for GPUs
+    resolved |= {"attention_kernel": None, "loss_rows": None, "cuda_graphs": False}  # which are for GPUs
     assert papers["resolved"] == resolved | {"layout": "packed", "compile": False}
     assert papers["config"]["model"]["d_model"] == 32
     assert papers["data_digest"] == read(finished / "data.json")["digest"]

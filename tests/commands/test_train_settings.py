@@ -141,7 +141,7 @@ FREE = {
     *("data.dev.tag", "data.train.tgt_lang", "data.dev.tgt_lang"),
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
-NOTED |= {"train.kernels"}
+NOTED |= {"train.kernels", "train.cuda_graphs"}
 PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
 NOT_HERE = {"search.engine", "search.engine_type", "tokenizer.model", "tokenizer.target.model", "train.fit_memory"}
@@ -166,6 +166,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "search.batch_tokens": 4096,
     "train.proof": False,
     "train.compile": True,
+    "train.cuda_graphs": False,
     "train.profile": 2,
     "train.weight_decay": 0.1,
     "train.clip_norm": 0.5,

@@ -370,7 +370,7 @@ def document(kind: type) -> dict[str, Any]:
             "imported": imported,
             "resolved": {
                 **{**resolved, "compile": False, "micro_batch_multiple": 1},
-                **{"attention_kernel": "varlen", "loss_rows": 4_096},
+                **{"attention_kernel": "varlen", "loss_rows": 4_096, "cuda_graphs": True},
             },
             "config": to_json(TrainJob()),
             "memory": {"max_tokens": 300, "is_estimate": True, "needed": 4_000, "available": 90_000},
@@ -388,7 +388,7 @@ def document(kind: type) -> dict[str, Any]:
                     **{"step": 0, "processor": "a processor", "ranks": 2, "packages": {"torch": "2.13"}},
                     "resolved": {
                         **{**resolved, "compile": False, "micro_batch_multiple": 1},
-                        **{"attention_kernel": None, "loss_rows": None},
+                        **{"attention_kernel": None, "loss_rows": None, "cuda_graphs": False},
                     },
                 }
             ],

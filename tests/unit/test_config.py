@@ -392,6 +392,7 @@ ON_RESUME = {
     "train.device": "n",
     "train.layout": "r",
     "train.compile": "n",
+    "train.cuda_graphs": "n",
     "train.kernels": "n",
     "train.threads": "n",
     "train.deterministic": "r",

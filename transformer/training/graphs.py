@@ -6,6 +6,7 @@ graphs read it: the batch, the reciprocal of the step's tokens, the learning rat
 replay, those that it would draw without a graph: torch hands the seed and its own counter over each time.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from transformer.layout import Layout, Packed
 from transformer.training.step import Computation
 
 Tensors = tuple[Tensor, ...]
+log = logging.getLogger(__name__)
+
 HINT = "set train.cuda_graphs=false; the same command goes on"
 
 
@@ -37,7 +40,11 @@ class GraphedComputation(Computation):
     The first gradient and the first update are computed without one: kernels are compiled, and moments made. Gradients
     stay where they are from step to step. There is one rank, batches are packed for a kernel that attends to them as
     they lie, and nothing scales the loss.
+
+    What is recorded keeps the memory that it computes in. Where that runs out, steps are launched from then on.
     """
+
+    is_recording = True
 
     def __init__(self, computation: Computation) -> None:
         super().__init__(**vars(computation))
@@ -80,17 +87,29 @@ class GraphedComputation(Computation):
         self.forget()
         return found
 
+    def make_room(self) -> None:
+        """Forget what is recorded, where a GPU has little memory: others need some, and it is soon recorded again."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        if free < total / 3:
+            self._recordings.clear()
+            torch.cuda.empty_cache()
+
     # ---- to record, and to replay
 
     def _run(self, key: tuple[Any, ...], compute: Callable[[Any], Tensors], batch: Batch | None) -> Tensors:
         """What `compute` returns for this batch: replayed if there is a recording, else recorded first."""
+        if not self.is_recording:
+            return compute(batch)
         recording = self._recordings.get(key)
         if recording is None:
             own = None if batch is None else batch.map(torch.clone)
             if key[0] not in self._has_run:
                 self._has_run.add(key[0])
                 return self._beside(lambda: compute(own))
-            recording = self._recordings[key] = self._record(lambda: compute(own), own)
+            recording = self._record(lambda: compute(own), own)
+            if recording is None:
+                return compute(batch)
+            self._recordings[key] = recording
         elif batch is not None and recording.batch is not None:
             torch._foreach_copy_(_tensors(recording.batch), _tensors(batch))
 
@@ -106,20 +125,28 @@ class GraphedComputation(Computation):
         here.wait_stream(self._stream)
         return results
 
-    def _record(self, compute: Callable[[], Tensors], batch: Batch | None) -> _Recording:
-        """Raises InputError where the GPU does not allow it."""
+    def _record(self, compute: Callable[[], Tensors], batch: Batch | None) -> _Recording | None:
+        """None: memory runs out, so nothing is recorded any more. Raises InputError where the GPU does not allow it."""
         graph = torch.cuda.CUDAGraph()
         here = torch.cuda.stream(torch.cuda.current_stream(self.device))  # to come back to, also from an error
         try:
             # Only this thread is recorded: the loader's goes on copying batches.
             with here, torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 results = compute()
+            return _Recording(graph, batch, results)
         except torch.OutOfMemoryError:
-            raise
+            log.warning("a GPU this full keeps no recorded step: its host launches every kernel")
         except RuntimeError as error:
             text = str(error).partition("\n")[0]
             raise InputError(f"the GPU cannot record a step ({text}): {HINT}") from error
-        return _Recording(graph, batch, results)
+
+        # The error is gone, and with it what had been computed.
+        self.is_recording = False
+        self._recordings.clear()
+        del graph
+        torch._C._cuda_clearCublasWorkspaces()  # those of the stream that records, too
+        torch.cuda.empty_cache()
+        return None
 
 
 def _shape(layout: Layout) -> tuple[int, int]:

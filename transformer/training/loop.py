@@ -75,6 +75,8 @@ def train(job: TrainJob) -> Results:
 
         with open_trackers(run) as sinks:
             train_loop(run, sinks=sinks)
+            if run.graphed is not None:
+                run.graphed.make_room()
             results = finish(run)
             show_scores(results, sinks)
         return results
@@ -347,6 +349,8 @@ def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
     """
     job = run.job
     model = run.state.eval_model
+    if run.graphed is not None:
+        run.graphed.make_room()
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and it ranks checkpoints much alike
     batches = Batches.of(model, greedy, device=run.device, precision=run.resolved.precision)
     try:

@@ -327,9 +327,15 @@ def prove_graphed(
         return Gradient(loss * share, found)
 
     def deviation() -> float:
-        wanted = gradient(batch, 1)  # the first one is computed without a graph
-        gradient(reversed_batch, 2)  # recorded
-        found = gradient(batch, 1)
+        with suppress(torch.OutOfMemoryError):
+            wanted = gradient(batch, 1)  # the first one is computed without a graph
+            gradient(reversed_batch, 2)  # recorded
+            found = gradient(batch, 1)
+            if graphed.is_recording:
+                return compared(found, wanted)
+        raise _DeviatesError("its memory does not hold what is recorded")
+
+    def compared(found: Gradient, wanted: Gradient) -> float:
         tolerance = TOLERANCES[resolved.precision in HALF]
         _compare_losses(found, wanted, tolerance.loss)
         distance = found.distance(wanted)
