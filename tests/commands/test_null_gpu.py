@@ -314,6 +314,16 @@ def test_train_fits_its_steps_into_the_memory_of_a_gpu(tmp_path: Path, gib: floa
     assert 0.7 * available < needed <= 0.95 * available
 
 
+def test_train_launches_every_kernel_where_no_step_can_be_recorded(tmp_path: Path) -> None:
+    settings = [setting for setting in SHORTEST if setting != LAUNCHED]
+    done = train_on_null_gpu(tmp_path, "train.compile=false", *settings, NULL_GPU_REFUSES_GRAPHS="1")
+    assert resolved_of(tmp_path)["cuda_graphs"] is False
+    (failure,) = read(tmp_path / "run/run.json")["proof"]["failures"].items()
+    assert failure[0] == "packed (varlen), not compiled, CUDA graphs, bf16"
+    assert failure[1] in done.err
+    assert "launched" not in done.report["counts"]["graph"]
+
+
 def test_train_goes_on_without_the_compiler_where_no_kernel_can_be_loaded(tmp_path: Path) -> None:
     done = train_on_null_gpu(tmp_path, "train.compile=true", *SHORTEST, NULL_GPU_REFUSES_MODULES="1")
     assert resolved_of(tmp_path)["compile"] is False

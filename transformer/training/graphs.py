@@ -128,7 +128,11 @@ class GraphedComputation(Computation):
     def _record(self, compute: Callable[[], Tensors], batch: Batch | None) -> _Recording | None:
         """None: memory runs out, so nothing is recorded any more. Raises InputError where the GPU does not allow it."""
         graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.stream(torch.cuda.current_stream(self.device))  # to come back to, also from an error
+
+        # To come back to from an error: the stream, and random numbers that are not recorded.
+        here = torch.cuda.stream(torch.cuda.current_stream(self.device))
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        drawn = generator.clone_state()
         try:
             # Only this thread is recorded: the loader's goes on copying batches.
             with here, torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -137,6 +141,7 @@ class GraphedComputation(Computation):
         except torch.OutOfMemoryError:
             log.warning("a GPU this full keeps no recorded step: its host launches every kernel")
         except RuntimeError as error:
+            generator.graphsafe_set_state(drawn)
             text = str(error).partition("\n")[0]
             raise InputError(f"the GPU cannot record a step ({text}): {HINT}") from error
 

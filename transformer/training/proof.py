@@ -329,7 +329,10 @@ def prove_graphed(
     def deviation() -> float:
         with suppress(torch.OutOfMemoryError):
             wanted = gradient(batch, 1)  # the first one is computed without a graph
-            gradient(reversed_batch, 2)  # recorded
+            try:
+                gradient(reversed_batch, 2)  # recorded
+            except InputError as error:  # a way that is not sound, where others are left
+                raise _DeviatesError(str(error)) from error
             found = gradient(batch, 1)
             if graphed.is_recording:
                 return compared(found, wanted)
