@@ -418,7 +418,7 @@ def page(facts: dict[str, Any]) -> Iterator[str]:
     )
     yield "| --- " * 12 + "|"
     for r in facts["results"]:
-        name = f"| {r['layout']} | {'compiled' if r['compiled'] else 'eager'} "
+        name = f"| {r['layout']} | {way(r)} "
         if "steps" not in r:
             yield name + "| failed |" + " |" * 9
             continue
@@ -431,7 +431,7 @@ def page(facts: dict[str, Any]) -> Iterator[str]:
             f"| {r['seconds_of_first_step']:.1f} s |"
         )
     for r in facts["results"]:
-        name = f"{r['layout']} {'compiled' if r['compiled'] else 'eager'}"
+        name = f"{r['layout']} {way(r)}"
         if r.get("steps", 0) < r.get("steps_wanted", 0):
             yield f"\n{name}: the time ran out after {r['steps']} of {r['steps_wanted']} steps."
         if "error" in r:
@@ -439,6 +439,11 @@ def page(facts: dict[str, Any]) -> Iterator[str]:
         if "rows" in r.get("profile", {}):
             yield ""
             yield from kernel_page(r["profile"], name)
+
+
+def way(result: dict[str, Any]) -> str:
+    """How the steps were computed, in words."""
+    return ("compiled" if result["compiled"] else "eager") + (", replayed" if result["graphs"] else "")
 
 
 def kernel_page(profile: Numbers, name: str) -> Iterator[str]:

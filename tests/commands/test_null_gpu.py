@@ -309,6 +309,8 @@ def test_train_fits_its_steps_into_the_memory_of_a_gpu(tmp_path: Path, gib: floa
     fitted = on_null_gpu(tmp_path, *settings, f"train.cuda_graphs={str(graphs).lower()}", NULL_GPU_GIB=str(gib))
     assert fitted.status == 0, fitted.err
     assert resolved_of(tmp_path)["cuda_graphs"] == (graphs and gib > 2)
+    if graphs and gib > 2:  # gradient and update, again after each validation
+        assert fitted.report["counts"]["graph"]["captured"] >= 5
     needed, available = (read(tmp_path / "run/run.json")["memory"][key] / 2**30 for key in ("needed", "available"))
     assert available <= gib - 0.5
     assert 0.7 * available < needed <= 0.95 * available
@@ -322,6 +324,14 @@ def test_train_launches_every_kernel_where_no_step_can_be_recorded(tmp_path: Pat
     assert failure[0] == "packed (varlen), not compiled, CUDA graphs, bf16"
     assert failure[1] in done.err
     assert "launched" not in done.report["counts"]["graph"]
+
+    # Where no proof has found out.
+    unproven = ("transformer", "train", "run_dir=unproven", "train.compile=false", "train.proof=false", *settings)
+    refused = on_null_gpu(tmp_path, *unproven, NULL_GPU_REFUSES_GRAPHS="1")
+    assert refused.status == 2
+    assert refused.err.splitlines()[-1].startswith("transformer: error: the GPU cannot record a step (")
+    assert refused.err.splitlines()[-1].endswith("): set train.cuda_graphs=false; the same command goes on")
+    assert on_null_gpu(tmp_path, *unproven, "train.cuda_graphs=false").status == 0
 
 
 def test_train_goes_on_without_the_compiler_where_no_kernel_can_be_loaded(tmp_path: Path) -> None:

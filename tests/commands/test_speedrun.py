@@ -153,7 +153,9 @@ def test_a_time_that_the_log_does_not_fit_is_seen(
 
 
 def test_run_times_the_command_with_three_seeds(tmp_path: Path) -> None:
-    program = "import sys, pathlib, time; time.sleep(0.05); pathlib.Path(sys.argv[2]).write_text(sys.argv[1])"
+    """None of which finds the corpus that another has prepared, beside its run."""
+    program = "import sys, pathlib, time; time.sleep(0.05); pathlib.Path(sys.argv[2]).write_text(sys.argv[1]); "
+    program += "(pathlib.Path(sys.argv[2]).parent / '.store').mkdir()"
     speedrun.main(["run", str(tmp_path / "new"), "--", sys.executable, "-c", program, "seed={seed}", "{run}"])
     assert [(tmp_path / "new" / seed).read_text("utf-8") for seed in "123"] == ["seed=1", "seed=2", "seed=3"]
     facts = json.loads((tmp_path / "new" / "attempt.json").read_bytes())

@@ -259,6 +259,10 @@ def test_resolve_settings_records_steps_wherever_a_gpu_can_replay_them(caplog: p
     assert not resolve_settings(job(layout=LayoutKind.padded), 1).cuda_graphs
     assert not resolve_settings(job(precision=Precision.fp16), 1).cuda_graphs
     assert not resolve_settings(job(device=Device.cpu), 1).cuda_graphs
+    several = resolve_settings(job(max_steps=8_000), 2)
+    assert (several.cuda_graphs, several.compile) == (False, True), (
+        "ranks launch their steps, and compiling pays sooner"
+    )
     assert "steps are not recorded" not in caplog.text
     assert not resolve_settings(job(layout=LayoutKind.padded, cuda_graphs=True), 1).cuda_graphs
     assert "steps are not recorded: for CUDA graphs, batches must be packed" in caplog.text

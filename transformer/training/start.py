@@ -225,7 +225,7 @@ def build_run(
     """
     set_up_process(threads=resolved.threads, deterministic=job.train.deterministic, compiles=resolved.compile)
     if world.size > 1:
-        resolved = replace(resolved, cuda_graphs=False)  # the ranks meet inside a backward pass
+        resolved = replace(resolved, cuda_graphs=False)  # a run of one rank that goes on with several: they meet in DDP
     directory = RunDir(Path(job.run_dir))
     tokenizers = prepared.tokenizers
     vocab_size = tokenizers.vocab_sizes
