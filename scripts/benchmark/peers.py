@@ -93,7 +93,7 @@ def ours(spec: Spec) -> Contender:
     from transformer.data.prepare import prepare
     from transformer.machine import limit_kernel_caches
     from transformer.model.transformer import Transformer, load_parameters
-    from transformer.training.graphs import GraphedComputation
+    from transformer.training.cuda_graphs import GraphedComputation
     from transformer.training.optimizer import build_optimizer
     from transformer.training.resolve import batching_of, resolve_settings
     from transformer.training.step import Computation, Objective, train_step

@@ -44,7 +44,7 @@ from transformer.cost import count_parameters, peak_flops, step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
-from transformer.training.graphs import GraphedComputation
+from transformer.training.cuda_graphs import GraphedComputation
 from transformer.training.optimizer import build_optimizer, learning_rate
 from transformer.training.resolve import batching_of, resolve_settings
 from transformer.training.step import Computation, Objective, train_step

@@ -57,7 +57,7 @@ from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import Look, attend
 from transformer.model.transformer import Transformer
 from transformer.records import Progress
-from transformer.training.graphs import GraphedComputation
+from transformer.training.cuda_graphs import GraphedComputation
 from transformer.training.optimizer import build_optimizer
 from transformer.training.step import Computation, Objective, train_step
 from transformer.training.window import GradientNorms, LogWindow

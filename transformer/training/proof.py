@@ -41,7 +41,7 @@ from transformer.machine import describe_processor
 from transformer.model.attention import Look, attend
 from transformer.model.transformer import Transformer
 from transformer.records import Proof, Resolved
-from transformer.training.graphs import GraphedComputation
+from transformer.training.cuda_graphs import GraphedComputation
 from transformer.training.step import Objective
 from transformer.vocabulary import PAD
 

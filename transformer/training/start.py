@@ -35,7 +35,7 @@ from transformer.published.run import located
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.tracking import log_to
-from transformer.training.graphs import GraphedComputation
+from transformer.training.cuda_graphs import GraphedComputation
 from transformer.training.memory import Trial, can_try
 from transformer.training.process import set_up_process
 from transformer.training.proof import Prover, prove, prove_compiled, prove_graphed, wants_proof

@@ -138,7 +138,7 @@ class Computation:
         return torch.stack((loss_sum.detach(), nll_sum))
 
     def update(self, rate: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the gradient, unless it is not finite. Returns its norm, before it is clipped, and whether it was."""
+        """Apply the gradient, if it is finite. Returns its norm, before it is clipped, and whether it is finite."""
         # Its norm, without the scale of the loss.
         self.scaler.unscale_(self.optimizer)
         norm = _clip(self.objective.parameters(), self.clip_norm).double()
