@@ -111,7 +111,8 @@ def ours(spec: Spec) -> Contender:
         objective.compile()
     optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
     computation = Computation(objective, optimizer, scaler, job.train.clip_norm, device, precision)
-    graphed = GraphedComputation(computation) if resolved.cuda_graphs else None
+    if resolved.cuda_graphs:
+        computation = GraphedComputation(computation)
     prepared = prepare(job)
 
     def steps_from(start: int) -> Iterator[Step]:
@@ -130,19 +131,7 @@ def ours(spec: Spec) -> Contender:
     following = -1  # the step that comes next out of `steps`
 
     def take(step: Step) -> Taken:
-        result = train_step(
-            objective,
-            optimizer,
-            step,
-            scaler=scaler,
-            world_size=1,
-            rate=rate(next(updates)),
-            seed=job.train.seed,
-            clip_norm=job.train.clip_norm,
-            device=device,
-            precision=precision,
-            graphed=graphed,
-        )
+        result = train_step(computation, step, world_size=1, rate=rate(next(updates)), seed=job.train.seed)
         return Taken(float(result.loss_sum) / step.target_tokens, step.source_tokens, step.target_tokens)
 
     def ready(indices: range) -> Callable[[], list[Taken]]:

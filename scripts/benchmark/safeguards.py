@@ -44,7 +44,7 @@ from transformer.training.guard import NumbersGuard
 from transformer.training.loop import READ_EVERY
 from transformer.training.optimizer import set_rate
 from transformer.training.state import TrainState
-from transformer.training.step import Objective, StepResult, train_step
+from transformer.training.step import Computation, Objective, StepResult, train_step
 
 SIZES = {
     "tiny": (ModelConfig(n_layers=1, d_model=32, d_ff=64, n_heads=2), 1_000),  # to try this script
@@ -126,21 +126,13 @@ class AsTrained(ByHand):
     def __init__(self, config: ModelConfig, vocab_size: int, precision: Precision) -> None:
         super().__init__(config, vocab_size, precision)
         self.guard = NumbersGuard(self.state.progress)
+        self.computation = Computation(
+            self.objective, self.state.optimizer, self.state.scaler, None, device=CPU, precision=precision
+        )
 
     def take(self, step: Step) -> None:
         """One update, checked and counted."""
-        result = train_step(
-            self.objective,
-            self.state.optimizer,
-            step,
-            scaler=self.state.scaler,
-            world_size=1,
-            rate=RATE,
-            seed=SEED,
-            clip_norm=None,
-            device=CPU,
-            precision=self.precision,
-        )
+        result = train_step(self.computation, step, world_size=1, rate=RATE, seed=SEED)
         self.count(step, result)
 
     def safeguards(self, step: Step) -> None:

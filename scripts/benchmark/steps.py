@@ -178,20 +178,15 @@ class Training:
         torch.set_num_threads(self.resolved.threads)
         torch.manual_seed(job.train.seed)
         model = Transformer(job.model, vocab_size).to(self.device, dtype_of(self.resolved.precision))
-        self._objective = Objective(model, job.train.label_smoothing, loss_rows=self.resolved.loss_rows).train()
+        objective = Objective(model, job.train.label_smoothing, loss_rows=self.resolved.loss_rows).train()
         if self.resolved.compile:
-            self._objective.compile()
-        self._optimizer = build_optimizer(model, job.train)
-        self._scaler = loss_scaler(self.device, self.resolved.precision)
-        computation = Computation(
-            self._objective,
-            self._optimizer,
-            self._scaler,
-            job.train.clip_norm,
-            self.device,
-            self.resolved.precision,
+            objective.compile()
+        optimizer, scaler = build_optimizer(model, job.train), loss_scaler(self.device, self.resolved.precision)
+        self._computation = Computation(
+            objective, optimizer, scaler, job.train.clip_norm, self.device, self.resolved.precision
         )
-        self._graphed = GraphedComputation(computation) if self.resolved.cuda_graphs else None
+        if self.resolved.cuda_graphs:
+            self._computation = GraphedComputation(self._computation)
         self._steps = load_steps(
             lambda epoch: store,
             self.batching,
@@ -216,19 +211,7 @@ class Training:
             decay=train.decay,
             max_steps=train.max_steps,
         )
-        result = train_step(
-            self._objective,
-            self._optimizer,
-            step,
-            scaler=self._scaler,
-            world_size=1,
-            rate=rate,
-            seed=train.seed,
-            clip_norm=train.clip_norm,
-            device=self.device,
-            precision=self.resolved.precision,
-            graphed=self._graphed,
-        )
+        result = train_step(self._computation, step, world_size=1, rate=rate, seed=train.seed)
         self.taken += 1
         return step, result.loss_sum / step.target_tokens, waited
 

@@ -59,7 +59,7 @@ from transformer.tools.doctor.vocabulary import check_sizes, rare_shares
 from transformer.training.memory import Trial
 from transformer.training.proof import largest_leak
 from transformer.training.resolve import resolve_settings
-from transformer.training.step import StepResult, train_step
+from transformer.training.step import Computation, StepResult, train_step
 
 DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data"))
 needs_corpora = pytest.mark.skipif(not DATA.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
@@ -521,9 +521,9 @@ def test_check_overfit_counts_the_pairs_that_there_are(
     resolved = Resolved(Device.cpu, Precision.fp32, 1, 600, layout, compile=False, micro_batch_multiple=1)
     steps: list[Step] = []
 
-    def spied(objective: Any, optimizer: Any, step: Step, **settings: Any) -> StepResult:
+    def spied(computation: Computation, step: Step, **settings: Any) -> StepResult:
         steps.append(step)
-        return train_step(objective, optimizer, step, **settings)
+        return train_step(computation, step, **settings)
 
     monkeypatch.setattr("transformer.tools.doctor.training.train_step", spied)
     check = check_overfit(job, store, vocab_size=50, batching=batching, resolved=resolved)
@@ -641,10 +641,10 @@ def test_check_cost_times_the_micro_batches_that_fit(tmp_path: Path, monkeypatch
     monkeypatch.setattr("transformer.tools.doctor.training.time", clock)
     slots: list[int] = []
 
-    def spied(objective: Any, optimizer: Any, step: Step, **settings: Any) -> StepResult:
+    def spied(computation: Computation, step: Step, **settings: Any) -> StepResult:
         slots.extend(batch.source.numel() for _, batch in step.micro_batches)
         clock.add(10)
-        return train_step(objective, optimizer, step, **settings)
+        return train_step(computation, step, **settings)
 
     monkeypatch.setattr("transformer.tools.doctor.training.train_step", spied)
     job = tiny_job(

@@ -123,6 +123,10 @@ def test_train_records_a_step_and_replays_it(compiles: bool, tmp_path: Path) -> 
     assert 2 <= graphs["captured"] <= 6  # the update, and the gradient for each length of the offsets
     assert graphs["launched"] >= 38
 
+    looked_at = on_null_gpu(tmp_path, "transformer", "replay", "run_dir=run", "step=20")
+    assert looked_at.status == 0, looked_at.err
+    assert "graph" not in looked_at.report["counts"]
+
 
 def test_train_in_fp16_with_a_moving_average_goes_on_where_it_ended(tmp_path: Path) -> None:
     settings = ("train.precision=fp16", "train.ema_decay=0.9", "train.compile=false", *SHORTEST)

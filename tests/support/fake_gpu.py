@@ -42,7 +42,7 @@ from transformer.model.transformer import Transformer
 from transformer.records import Resolved
 from transformer.training.optimizer import build_optimizer
 from transformer.training.resolve import batching_of, resolve_settings
-from transformer.training.step import Objective, train_step
+from transformer.training.step import Computation, Objective, train_step
 
 DEVICE = torch.device("cuda", 0)
 VOCAB_SIZE = 37_000
@@ -298,18 +298,9 @@ def measure(layers: int, folder: Path, *, kernels: Kernels) -> Report:
 
 def update(objective: Objective, job: TrainJob, step: Step, resolved: Resolved) -> None:
     """One update as training makes it, not compiled."""
-    train_step(
-        objective,
-        build_optimizer(objective.model, job.train),
-        step,
-        scaler=loss_scaler(DEVICE, resolved.precision),
-        world_size=1,
-        rate=1e-3,
-        seed=job.train.seed,
-        clip_norm=1.0,
-        device=DEVICE,
-        precision=resolved.precision,
-    )
+    optimizer, scaler = build_optimizer(objective.model, job.train), loss_scaler(DEVICE, resolved.precision)
+    computation = Computation(objective, optimizer, scaler, 1.0, DEVICE, resolved.precision)
+    train_step(computation, step, world_size=1, rate=1e-3, seed=job.train.seed)
 
 
 def main() -> None:

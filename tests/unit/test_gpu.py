@@ -387,7 +387,8 @@ def test_train_step_never_waits_for_the_device(graphs: bool, kind: OptimizerKind
     recipe = TrainConfig(optimizer=kind, weight_decay=0.1, clip_norm=1.0)
     optimizer, scaler = build_optimizer(objective.model, recipe), loss_scaler(DEVICE, Precision.bf16)
     computation = Computation(objective, optimizer, scaler, 1.0, DEVICE, Precision.bf16)
-    graphed = GraphedComputation(computation) if graphs else None
+    if graphs:
+        computation = GraphedComputation(computation)
     window, norms = LogWindow(DEVICE), GradientNorms()
     batching = Batching(
         mixture=[(len(corpus()), 1.0)],
@@ -415,19 +416,7 @@ def test_train_step_never_waits_for_the_device(graphs: bool, kind: OptimizerKind
             if number == 2 and DEVICE.type == "cuda":
                 torch.cuda.set_sync_debug_mode("error")
             try:
-                result = train_step(
-                    objective,
-                    optimizer,
-                    step,
-                    scaler=scaler,
-                    world_size=1,
-                    rate=1e-3,
-                    seed=1,
-                    clip_norm=1.0,
-                    device=DEVICE,
-                    precision=Precision.bf16,
-                    graphed=graphed,
-                )
+                result = train_step(computation, step, world_size=1, rate=1e-3, seed=1)
                 window.add(step, result, waited=0.0, flops=0.0)
                 norms.add(result.grad_norm)
             finally:
@@ -467,22 +456,12 @@ def test_train_step_replayed_computes_what_it_does_launched(kind: OptimizerKind)
         optimizer = build_optimizer(objective.model, TrainConfig(optimizer=kind, weight_decay=0.1))
         scaler = loss_scaler(DEVICE, Precision.bf16)
         computation = Computation(objective, optimizer, scaler, 1.0, DEVICE, Precision.bf16)
-        graphed = GraphedComputation(computation) if graphs else None
+        if graphs:
+            computation = GraphedComputation(computation)
         found = []
         for index in range(8):
-            result = train_step(
-                objective,
-                optimizer,
-                step_of(index),
-                scaler=scaler,
-                world_size=1,
-                rate=1e-3 * (1 + index % 2),
-                seed=1,
-                clip_norm=1.0,
-                device=DEVICE,
-                precision=Precision.bf16,
-                graphed=graphed,
-            )
+            rate = 1e-3 * (1 + index % 2)
+            result = train_step(computation, step_of(index), world_size=1, rate=rate, seed=1)
             found.append([float(value) for value in vars(result).values()])
         return found, {name: weights.detach().double() for name, weights in objective.named_parameters()}
 

@@ -28,7 +28,7 @@ from transformer.model.attention import Look
 from transformer.model.transformer import Transformer
 from transformer.training.muon import orthogonal
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
-from transformer.training.step import Objective, train_step
+from transformer.training.step import Computation, Objective, train_step
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -114,8 +114,8 @@ def run(
 ) -> Measured:
     scaler = scaler or GradScaler("cpu", enabled=False)
     loss_scale = scaler.get_scale()
-    settings: dict[str, Any] = {"scaler": scaler, "world_size": 1, "rate": rate, "seed": seed, "clip_norm": clip_norm}
-    result = train_step(objective, optimizer, step, **settings, device=CPU, precision=precision)
+    computation = Computation(objective, optimizer, scaler, clip_norm, device=CPU, precision=precision)
+    result = train_step(computation, step, world_size=1, rate=rate, seed=seed)
     assert {x.dtype for x in (result.loss_sum, result.nll_sum, result.grad_norm)} == {torch.float64}
     numbers = (float(result.loss_sum), float(result.nll_sum), float(result.grad_norm))
     return Measured(*numbers, applied=bool(result.applied), loss_scale=loss_scale)

@@ -75,8 +75,7 @@ def train(job: TrainJob) -> Results:
 
         with open_trackers(run) as sinks:
             train_loop(run, sinks=sinks)
-            if run.graphed is not None:
-                run.graphed.make_room()
+            run.computation.make_room()
             results = finish(run)
             show_scores(results, sinks)
         return results
@@ -126,19 +125,8 @@ def train_loop(
                 step = next(steps)
                 waited = time.perf_counter() - started
                 with _profiled_if_asked_for(run):
-                    result = train_step(
-                        run.objective,
-                        state.optimizer,
-                        step,
-                        scaler=state.scaler,
-                        world_size=world.size,
-                        rate=rate_of(config, run.job.model.d_model, step=progress.step),
-                        seed=config.seed,
-                        clip_norm=config.clip_norm,
-                        device=run.device,
-                        precision=run.resolved.precision,
-                        graphed=run.graphed,
-                    )
+                    rate = rate_of(config, run.job.model.d_model, step=progress.step)
+                    result = train_step(run.computation, step, world_size=world.size, rate=rate, seed=config.seed)
             _record_step(run, step, result, waited=waited)
             bar.update()
 
@@ -349,8 +337,7 @@ def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
     """
     job = run.job
     model = run.state.eval_model
-    if run.graphed is not None:
-        run.graphed.make_room()
+    run.computation.make_room()
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and it ranks checkpoints much alike
     batches = Batches.of(model, greedy, device=run.device, precision=run.resolved.precision)
     try:

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from transformer.checkpoint import Checkpoint, load_checkpoint, newest
 from transformer.compute import avoid_cudnn_attention, resolve_device
@@ -65,8 +64,7 @@ class Run:
     test: Mapping[str, Sequence[Pair]]  # of rank 0; the others have none
     data_digest: str
     state: TrainState
-    objective: nn.Module  # the model under its loss as it is trained: compiled or not, wrapped for several ranks
-    graphed: GraphedComputation | None  # the objective's gradient and its update as a GPU replays them, if it does
+    computation: Computation  # of a step, as it is trained: compiled or not, replayed or not, wrapped for several ranks
     prover: Prover | None  # of searches, too; None: nothing is to be compared
 
     @property
@@ -281,17 +279,17 @@ def build_run(
             parallel = world.wrap(_objective(job, resolved, state))
     memory = None if trial is None else trial.check(resolved, parallel)
 
-    # The same, recorded.
-    graphed = None
+    # What a step computes, recorded or not.
+    computation = launched = Computation(
+        parallel, state.optimizer, state.scaler, job.train.clip_norm, device, resolved.precision
+    )
     if resolved.cuda_graphs:
-        optimizer, scaler = state.optimizer, state.scaler
-        clip_norm, precision = job.train.clip_norm, resolved.precision
-        graphed = GraphedComputation(Computation(parallel, optimizer, scaler, clip_norm, device, precision))
+        computation = graphed = GraphedComputation(launched)
         if prover is not None and not prover.knows(resolved):
             sound = prove_graphed(prover, resolved, graphed=graphed, store=stores.corpus, batching=batching(resolved))
             if not sound:
                 resolved = replace(resolved, cuda_graphs=False)
-                graphed = None
+                computation = launched
     if checkpoint is None and (memory or prover):
         world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=memory))
 
@@ -318,8 +316,7 @@ def build_run(
         test=prepared.test,
         data_digest=prepared.report.digest,
         state=state,
-        objective=parallel,
-        graphed=graphed,
+        computation=computation,
         prover=prover,
     )
 

@@ -129,6 +129,9 @@ class Computation:
         """Forget the gradient of the step before."""
         self.optimizer.zero_grad(set_to_none=True)
 
+    def make_room(self) -> None:
+        """Free what memory is held between steps, where others need some."""
+
     def add_gradient(self, batch: Batch, share: float | Tensor) -> Tensor:
         """Add the gradient of a micro-batch's loss times `share`. Returns its smoothed and its plain loss, `(2,)`."""
         with autocast(self.device, self.precision):
@@ -152,41 +155,26 @@ class Computation:
         return norm, is_finite
 
 
-def train_step(
-    objective: nn.Module,
-    optimizer: Optimizer,
-    step: Step,
-    *,
-    scaler: GradScaler,
-    world_size: int,
-    rate: float,
-    seed: int,
-    clip_norm: float | None,
-    device: torch.device,
-    precision: Precision,
-    graphed: Computation | None = None,
-) -> StepResult:
+def train_step(computation: Computation, step: Step, *, world_size: int, rate: float, seed: int) -> StepResult:
     """Accumulate the gradient of a step's micro-batches, divided by its global target tokens, and make one update.
 
-    `objective` is an Objective, perhaps wrapped so that the ranks' gradients are averaged: hence the factor
-    `world_size`. Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same
-    masks. `graphed` is the same computation where a GPU replays it.
+    Where the objective is wrapped for several ranks, their gradients are averaged: hence the factor `world_size`.
+    Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same masks.
 
     An update whose gradient is not finite is skipped on the device: weights and moments stay as they were, and the
-    scale of `scaler` falls. An update whose loss is not finite on some rank is skipped, too. Such a loss makes the
+    scale of the loss falls. An update whose loss is not finite on some rank is skipped, too. Such a loss makes the
     gradient NaN, which the ranks share, and so they agree. Nothing here waits for the device.
     """
     step.await_copy()
-    computation = graphed or Computation(objective, optimizer, scaler, clip_norm, device, precision)
     computation.begin()
 
     # The gradient: the ranks share it once, in the backward pass of the last micro-batch.
-    sums = torch.zeros(2, device=device, dtype=torch.float64)  # smoothed loss, plain loss
+    sums = torch.zeros(2, device=computation.device, dtype=torch.float64)  # smoothed loss, plain loss
     last, _ = step.micro_batches[-1]
     for m, batch in step.micro_batches:
         torch.manual_seed(seed_for(seed, *step.seeds, m))
-        with nullcontext() if m == last else unsynchronised(objective):
-            sums += computation.add_gradient(batch.to(device), world_size / step.target_tokens)
+        with nullcontext() if m == last else unsynchronised(computation.objective):
+            sums += computation.add_gradient(batch.to(computation.device), world_size / step.target_tokens)
 
     norm, is_applied = computation.update(rate)
     return StepResult(loss_sum=sums[0], nll_sum=sums[1], grad_norm=norm, applied=is_applied)

@@ -39,7 +39,7 @@ from transformer.training.optimizer import build_optimizer, rate_of, updates_app
 from transformer.training.proof import MOST_LEAK, Prover, largest_leak, prove, wants_proof
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState, draw_model
-from transformer.training.step import Objective, train_step
+from transformer.training.step import Computation, Objective, train_step
 from transformer.vocabulary import EOS, PAD, VocabSize
 
 PAIRS = 4  # that the model is to learn by heart, or fewer where the corpus has fewer
@@ -135,8 +135,9 @@ def check_overfit(
     device = resolve_device(resolved.device)
     model = _model_without_dropout(job, resolved, vocab_size=vocab_size)
     objective = Objective(model, label_smoothing=0.0, loss_rows=resolved.loss_rows).train()
-    optimizer = build_optimizer(model, job.train)
-    scaler = loss_scaler(device, resolved.precision)
+    precision = resolved.precision
+    optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
+    computation = Computation(objective, optimizer, scaler, clip_norm=1.0, device=device, precision=precision)
     batch = _pairs_to_learn(store, batching)
     pairs = int((batch.target_out == EOS).sum())  # each target ends in one
     tokens = int((batch.target_out != PAD).sum())
@@ -146,16 +147,11 @@ def check_overfit(
     for update in range(MOST_UPDATES):
         warmth = min(1.0, (update + 1) / WARMUP)
         result = train_step(
-            objective,
-            optimizer,
+            computation,
             _step(batch, index=update, pairs=pairs, tokens=tokens, source_tokens=source_tokens),
-            scaler=scaler,
             world_size=1,
             rate=RATE * job.model.d_model**-0.5 * warmth,
             seed=job.train.seed,
-            clip_norm=1.0,
-            device=device,
-            precision=resolved.precision,
         )
         losses.append(float(result.nll_sum) / tokens)
         if losses[-1] < LEARNED * losses[0]:
@@ -295,22 +291,13 @@ def _check_time(
     step = next(steps)
     steps.close()
     step = replace(step, micro_batches=step.micro_batches[:1])
+    computation = Computation(objective, state.optimizer, state.scaler, job.train.clip_norm, device, resolved.precision)
+    rate = rate_of(job.train, job.model.d_model, step=0)
 
     # Twice, and the second time counts: the first one includes starting up.
     for _ in range(2):
         began = time.perf_counter()
-        result = train_step(
-            objective,
-            state.optimizer,
-            step,
-            scaler=state.scaler,
-            world_size=1,
-            rate=rate_of(job.train, job.model.d_model, step=0),
-            seed=job.train.seed,
-            clip_norm=job.train.clip_norm,
-            device=device,
-            precision=resolved.precision,
-        )
+        result = train_step(computation, step, world_size=1, rate=rate, seed=job.train.seed)
         is_finite = bool(result.applied)  # waits for the device
         seconds = time.perf_counter() - began
 

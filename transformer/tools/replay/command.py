@@ -41,7 +41,7 @@ from transformer.training.record import changed_order
 from transformer.training.resolve import resolve_again
 from transformer.training.start import Run, build_run
 from transformer.training.state import TrainState
-from transformer.training.step import Objective, StepResult, train_step
+from transformer.training.step import StepResult, train_step
 from transformer.training.warm_start import find_source
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
         job = replace(job, train=checkpoint.settings("train", TrainConfig))
     if job.train.threads is not None and job.train.threads > most_threads():  # of a larger machine, or damaged
         job = replace(job, train=replace(job.train, threads=None))
-    resolved = replace(resolve_again(job, record.resolved), compile=False)
+    resolved = replace(resolve_again(job, record.resolved), compile=False, cuda_graphs=False)
 
     # Its corpus, which must be the same.
     prepared = prepare(located(job))
@@ -232,26 +232,15 @@ def _run_step(run: Run, step: Step, number: int, *, origin: str | None, is_watch
     """Run step `number`, counted from 1; if its update is skipped, run it once more and watch it."""
     state = run.state
     recipe = run.job.train
-    objective = Objective(state.model, recipe.label_smoothing, loss_rows=run.resolved.loss_rows).train()
+    rate = rate_of(recipe, run.job.model.d_model, step=number - 1)
 
     # What a skipped update changes: the loss scale, and nothing else.
     scaler_before = state.scaler.state_dict()
     loss_scale = state.loss_scale
 
     watch = _Watch()
-    with watch.over(objective) if is_watched else nullcontext():
-        result = train_step(
-            objective,
-            state.optimizer,
-            step,
-            scaler=state.scaler,
-            world_size=1,
-            rate=rate_of(recipe, run.job.model.d_model, step=number - 1),
-            seed=recipe.seed,
-            clip_norm=recipe.clip_norm,
-            device=run.device,
-            precision=run.resolved.precision,
-        )
+    with watch.over(run.computation.objective, state.model) if is_watched else nullcontext():
+        result = train_step(run.computation, step, world_size=1, rate=rate, seed=recipe.seed)
     if not is_watched and not bool(result.applied):
         state.scaler.load_state_dict(scaler_before)
         return _run_step(run, step, number, origin=origin, is_watched=True)
@@ -290,15 +279,15 @@ class _Watch:
         self._batch: Batch | None = None
 
     @contextmanager
-    def over(self, objective: Objective) -> Iterator[None]:
+    def over(self, objective: nn.Module, model: Transformer) -> Iterator[None]:
         """Look at the output of every module, at its gradient, and at the gradient of every parameter."""
         hooks = [
             objective.register_forward_pre_hook(self._begin),
             objective.register_forward_hook(self._look_at_loss),
         ]
-        for name, module in objective.model.named_modules():
+        for name, module in model.named_modules():
             hooks.append(module.register_forward_hook(partial(self._look_at_output, name)))
-        for name, parameter in objective.model.named_parameters():
+        for name, parameter in model.named_parameters():
             hooks.append(parameter.register_hook(partial(self._look_at_gradient, name)))  # type: ignore[no-untyped-call]
         try:
             yield
