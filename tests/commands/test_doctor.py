@@ -56,8 +56,8 @@ from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.survey import survey
 from transformer.tools.doctor.training import check_cost, check_device, check_overfit
 from transformer.tools.doctor.vocabulary import check_sizes, rare_shares
+from transformer.training.deviation import largest_leak
 from transformer.training.memory import Trial
-from transformer.training.proof import largest_leak
 from transformer.training.resolve import resolve_settings
 from transformer.training.step import Computation, StepResult, train_step
 

@@ -171,7 +171,7 @@ def test_proof_ends_in_words_where_the_device_computes_nothing(
             "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors ..."
         )
 
-    monkeypatch.setattr(proof, "_plain_gradient", fail)
+    monkeypatch.setattr(proof, "plain_gradient", fail)
     with pytest.raises(
         InputError, match=r"does not compute even a plain step \(CUDA error: no kernel .*device\): set tr"
     ):

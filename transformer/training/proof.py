@@ -5,97 +5,64 @@
     prove_graphed         the gradient that the GPU replays, compared with the one that the host launches
     Prover.prove_search   at the first validation: see `decoding.proof`
 
-The plain way is padded, uncompiled, in full precision, with attention by products and a softmax, and the loss by its
-formula. Loss, gradients, and what the causal mask hides are compared on sentence pairs of the corpus, of all lengths,
-with the weights that the training begins with. A way that raises, deviates or is not finite is left for the next, on
-all ranks alike. What is being tried is written down before it is tried: a way that ends the process is not taken again.
+Loss, gradients, and what the causal mask hides are compared on sentence pairs of the corpus, of all lengths, with the
+weights that the training begins with: see `deviation`. A way that raises, deviates or is not finite is left for the
+next, on all ranks alike. What is being tried is written down before it is tried: a way that ends the process is not
+taken again.
 """
 
 import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import nn
 
-from transformer.compute import HALF, autocast, dtype_of, product_dtype
+from transformer.compute import HALF, autocast
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import LayoutKind, ModelConfig, Precision
+from transformer.config.settings import LayoutKind, Precision
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import SLOTS, Batching, split_step
+from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
 from transformer.decoding.batches import Batches
-from transformer.decoding.proof import ATTENTION, SEARCHES, in_way, prove_search
-from transformer.distributed import World, unsynchronised
+from transformer.decoding.proof import SEARCHES, in_way, prove_search
+from transformer.distributed import World
 from transformer.errors import InputError, Stopped, TransformerError
-from transformer.layout import Packed
-from transformer.loss import smoothed_cross_entropy
 from transformer.machine import describe_processor
-from transformer.model.attention import Look, attend
 from transformer.model.transformer import Transformer
 from transformer.records import Proof, Resolved
 from transformer.training.cuda_graphs import GraphedComputation
+from transformer.training.deviation import (
+    MOST_LEAK,
+    TOLERANCES,
+    DeviatesError,
+    Gradient,
+    compare,
+    compare_kernel,
+    compare_losses,
+    compared_batch,
+    gradient_of,
+    largest_leak,
+    plain_gradient,
+)
 from transformer.training.step import Objective
 from transformer.vocabulary import PAD
 
 log = logging.getLogger(__name__)
 
 COMPARED = 4_096  # tokens of a side that are compared, about
-SLICE = 2_000  # tokens of a side that the plain way computes at once, so that it fits wherever a step does
 SAMPLED = 100_000  # pairs among which those that are compared are chosen
-FP16_SCALE = 2.0**12  # of the loss: without it, gradients in fp16 would vanish
-MOST_LEAK = 1e-3  # by which a log-probability may change with a later token: rounding, if anything
 ANOTHER_MASK = 1.5  # a compiled step's gradient may differ by so many times as much as another dropout mask makes
 MASKS = 5  # under which an uncompiled step's loss is computed: it is the mean of few tokens where a step has no more
 SPREADS = 6.0  # of these losses' standard deviations, by which a compiled step's may differ
 
 
 Found = TypeVar("Found")
-
-
-class Tolerance(NamedTuple):
-    """How far a way may be from the plain one, relative to that.
-
-    Largest deviations seen in bf16 (packed, on a CPU; the models of the demo and of Multi30k): loss 7e-5, a matrix's
-    gradient 0.026 and its norm 0.0064, that of a vector 0.37; in fp16 a third of it.
-    """
-
-    loss: float
-    norm: float  # of the gradient of one matrix
-    gradient: float  # of one matrix: the norm of the difference
-
-
-VECTORS = 0.75  # by which the gradient of a vector may differ
-TOLERANCES = {True: Tolerance(loss=0.005, norm=0.03, gradient=0.15), False: Tolerance(1e-4, 0.002, 0.01)}  # is it half?
-
-
-class _DeviatesError(Exception):
-    """A way computes something else than the plain one; the message says what, and by how much."""
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """The loss of some sentences, a mean over target tokens, and its gradient by the name of a parameter."""
-
-    loss: float
-    by_name: dict[str, Tensor]
-
-    def distance(self, other: "Gradient") -> float:
-        """The norm of the difference, relative to the norm of `other`."""
-        difference = sum(float((self.by_name[name] - plain).norm()) ** 2 for name, plain in other.by_name.items())
-        return math.sqrt(difference) / other.norm
-
-    @property
-    def norm(self) -> float:
-        """Of all parameters."""
-        return math.sqrt(sum(float(gradient.norm()) ** 2 for gradient in self.by_name.values()))
 
 
 # ---- the ways, and their names --------------------------------------------------------------------------------------
@@ -191,7 +158,7 @@ class Prover:
         except Exception as error:  # whatever a compiler, a driver or a kernel raises
             log.debug("%s", name, exc_info=True)
             text = " ".join(str(error).split("\n")[:2]).strip()  # a compiler names its own error in the second line
-            failure = text if isinstance(error, _DeviatesError) else f"{type(error).__name__}: {text}"
+            failure = text if isinstance(error, DeviatesError) else f"{type(error).__name__}: {text}"
         except BaseException:  # a signal says nothing about the way
             self._keep(replace(self.proof, trying=None))
             raise
@@ -230,12 +197,12 @@ def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transform
     plain_model = _without_dropout(model)
     remedy = "set train.device=cpu, or train.proof=false if you know better"
 
-    def plain_gradient(ids: Ids) -> Gradient:
-        return _plain_gradient(plain_model, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
+    def plain_of(ids: Ids) -> Gradient:
+        return plain_gradient(plain_model, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
 
     all_ids = _pairs_of_all_lengths(store, COMPARED)
     try:
-        ids, plain = _in_memory(lambda ids: (ids, plain_gradient(ids)), all_ids)
+        ids, plain = _in_memory(lambda ids: (ids, plain_of(ids)), all_ids)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # of the device
@@ -243,17 +210,17 @@ def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transform
         raise InputError(f"{prover.proof.device} does not compute even a plain step ({text}): {remedy}") from error
 
     def deviation(way: Resolved, compared: Ids) -> float:
-        wanted = plain if len(compared) == len(ids) else plain_gradient(compared)
+        wanted = plain if len(compared) == len(ids) else plain_of(compared)
         if way.attention_kernel is not None:
-            _compare_kernel(way, job.model, store, compared, device=prover.device)
-        batch = _compared_batch(way, store, compared).to(prover.device)
+            compare_kernel(way, job.model, store, compared, device=prover.device)
+        batch = compared_batch(way, store, compared).to(prover.device)
         objective = Objective(plain_model, job.train.label_smoothing, loss_rows=way.loss_rows).train()
-        found = _gradient(objective, batch, device=prover.device, precision=way.precision)
-        _compare(found, wanted, TOLERANCES[way.precision in HALF])
+        found = gradient_of(objective, batch, device=prover.device, precision=way.precision)
+        compare(found, wanted, TOLERANCES[way.precision in HALF])
         with autocast(prover.device, way.precision):
             leak = largest_leak(plain_model, batch)
         if not leak <= MOST_LEAK:
-            raise _DeviatesError(f"what is predicted depends on later tokens (by {leak:.2g})")
+            raise DeviatesError(f"what is predicted depends on later tokens (by {leak:.2g})")
         return found.distance(wanted)
 
     for way in ways_of(resolved):
@@ -282,7 +249,7 @@ def prove_compiled(
 
     def gradient(module: nn.Module, seed: int) -> Gradient:
         torch.manual_seed(seed)
-        return _gradient(module, batch, device=prover.device, precision=resolved.precision)
+        return gradient_of(module, batch, device=prover.device, precision=resolved.precision)
 
     def deviation() -> float:
         compiled = gradient(parallel, 1)
@@ -292,11 +259,11 @@ def prove_compiled(
 
         losses = [wanted.loss, other.loss, *(gradient(eager, seed).loss for seed in range(3, MASKS + 1))]
         spread = float(torch.tensor(losses).std()) / wanted.loss
-        _compare_losses(compiled, wanted, tolerance.loss + SPREADS * spread)
+        compare_losses(compiled, wanted, tolerance.loss + SPREADS * spread)
         distance = compiled.distance(wanted)
         limit = tolerance.gradient + ANOTHER_MASK * other.distance(wanted)
         if not distance <= limit:
-            raise _DeviatesError(f"its gradient differs by {distance:.2g} from the uncompiled one (limit {limit:.2g})")
+            raise DeviatesError(f"its gradient differs by {distance:.2g} from the uncompiled one (limit {limit:.2g})")
         return distance
 
     return prover.holds(replace(resolved, cuda_graphs=False), deviation)
@@ -332,18 +299,18 @@ def prove_graphed(
             try:
                 gradient(reversed_batch, 2)  # recorded
             except InputError as error:  # a way that is not sound, where others are left
-                raise _DeviatesError(str(error)) from error
+                raise DeviatesError(str(error)) from error
             found = gradient(batch, 1)
             if graphed.is_recording:
                 return compared(found, wanted)
-        raise _DeviatesError("its memory does not hold what is recorded")
+        raise DeviatesError("its memory does not hold what is recorded")
 
     def compared(found: Gradient, wanted: Gradient) -> float:
         tolerance = TOLERANCES[resolved.precision in HALF]
-        _compare_losses(found, wanted, tolerance.loss)
+        compare_losses(found, wanted, tolerance.loss)
         distance = found.distance(wanted)
         if not distance <= tolerance.gradient:
-            raise _DeviatesError(f"its gradient differs by {distance:.2g} from the one without a graph")
+            raise DeviatesError(f"its gradient differs by {distance:.2g} from the one without a graph")
         return distance
 
     return prover.holds(resolved, deviation)
@@ -390,195 +357,3 @@ def _in_memory(compute: Callable[[Ids], Found], ids: Ids) -> Found:
         if len(ids) == 1:
             return compute(ids)
         ids = ids[::2]
-
-
-def _compared_batch(way: Resolved, store: Store, ids: Ids) -> Batch:
-    """The pairs in the layout of this way."""
-    if way.layout is LayoutKind.padded:
-        return collate(store, ids)
-    totals = store.lengths[ids].sum(axis=0)
-    source, target = (np.ceil(totals / SLOTS).astype(int) * SLOTS).tolist()
-    return collate(store, ids, (source, target), kernel=way.attention_kernel)
-
-
-def _plain_gradient(
-    model: Transformer, store: Store, ids: Ids, *, label_smoothing: float, device: torch.device
-) -> Gradient:
-    """The loss and its gradient in the plain way, a slice of the pairs after the other."""
-    model.zero_grad(set_to_none=True)
-    lengths = store.lengths
-    tokens = int(lengths[ids][:, 1].sum())
-    total = 0.0
-    most = max(min(SLICE, tokens), int(lengths[ids].max()))
-    for part in split_step(ids, lengths, max_tokens=most, micro_batch_multiple=1):
-        batch = collate(store, part).to(device)
-        layouts = {"source_layout": batch.source_layout, "target_layout": batch.target_layout}
-        with sdpa_kernel(SDPBackend.MATH):
-            logits = model(batch.source, batch.target_in, **layouts).flatten(0, 1)[batch.target_rows]  # (N, V)
-            loss, _ = smoothed_cross_entropy(logits, batch.target_out, label_smoothing=label_smoothing)
-            torch.autograd.backward(loss / tokens)
-        total += float(loss.detach())
-    return _taken(model, total / tokens)
-
-
-def _gradient(module: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> Gradient:
-    """The loss of a batch and its gradient as `module` computes them; no rank waits for another."""
-    tokens = int((batch.target_out != PAD).sum())
-    scale = FP16_SCALE if precision is Precision.fp16 else 1.0
-    module.zero_grad(set_to_none=True)
-    with unsynchronised(module):
-        with autocast(device, precision):
-            loss, _ = module(batch)
-        torch.autograd.backward(loss * (scale / tokens))
-    return _taken(module, float(loss.detach()) / tokens, scale=scale)
-
-
-def _taken(module: nn.Module, loss: float, *, scale: float = 1.0) -> Gradient:
-    """The gradient, which the module then has no more."""
-    by_name = {
-        name.removeprefix("module.").removeprefix("model."): parameter.grad.detach() / scale  # a copy
-        for name, parameter in module.named_parameters()
-        if parameter.grad is not None
-    }
-    module.zero_grad(set_to_none=True)
-    return Gradient(loss, by_name)
-
-
-def _compare(found: Gradient, plain: Gradient, tolerance: Tolerance) -> None:
-    """Raise _DeviatesError where a gradient is too far from the plain one."""
-    _compare_losses(found, plain, tolerance.loss)
-    if found.by_name.keys() != plain.by_name.keys():
-        raise _DeviatesError("some parameters have no gradient")
-
-    # Each parameter by itself, but for those whose gradient is next to nothing. The gradient of a vector is a sum over
-    # all tokens that nearly cancel: rounding alone changes much of it.
-    for name, wanted in plain.by_name.items():
-        norm = float(wanted.norm())
-        if norm < 1e-4 * plain.norm:
-            continue
-        own = float((found.by_name[name] - wanted).norm()) / norm
-        ratio = float(found.by_name[name].norm()) / norm
-        is_vector = wanted.dim() < 2
-        is_close = own <= VECTORS if is_vector else own <= tolerance.gradient and abs(ratio - 1.0) <= tolerance.norm
-        if not is_close:
-            raise _DeviatesError(f"the gradient of {name} differs by {own:.2g}, and its norm by {abs(ratio - 1.0):.2g}")
-
-
-def _compare_losses(found: Gradient, wanted: Gradient, limit: float) -> None:
-    deviation = abs(found.loss / wanted.loss - 1.0)
-    if not deviation <= limit:
-        raise _DeviatesError(f"the loss is {found.loss:.5g} where it should be {wanted.loss:.5g}")
-
-
-# ---- a kernel of attention ------------------------------------------------------------------------------------------
-
-
-class _Role(NamedTuple):
-    """What attention is for (section 3.2.3): whose queries read whose keys."""
-
-    name: str
-    queries: Packed
-    keys: Packed
-    causal: bool
-
-
-def _compare_kernel(way: Resolved, config: ModelConfig, store: Store, ids: Ids, *, device: torch.device) -> None:
-    """Raise _DeviatesError unless the kernel attends to packed sentences as the formula does, in its three roles.
-
-    Queries, keys and values are random, so that scores vary: with those of a new model, attention is nearly uniform,
-    and hardly depends on its scale.
-    """
-    batch = _compared_batch(way, store, ids).to(device)
-    in_groups = _compared_batch(replace(way, attention_kernel=None), store, ids).to(device)
-    limit = ATTENTION[way.precision in HALF]
-
-    for role, role_in_groups in zip(_roles(batch), _roles(in_groups), strict=True):
-        found = _attend_randomly(role, config, dtype=product_dtype(way.precision))
-        with sdpa_kernel(SDPBackend.MATH):
-            plain = _attend_randomly(role_in_groups, config, dtype=dtype_of(way.precision))
-        for name, given, wanted in zip(("output", "dq", "dk", "dv"), found, plain, strict=True):
-            distance = float((given.to(wanted.dtype) - wanted).norm() / wanted.norm())
-            if not distance <= limit:
-                raise _DeviatesError(f"{role.name}: its {name} differs by {distance:.2g}")
-
-
-def _roles(batch: Batch) -> list[_Role]:
-    """The roles of attention in a packed batch."""
-    source = batch.source_layout
-    target = batch.target_layout
-    assert isinstance(source, Packed)
-    assert isinstance(target, Packed)
-    return [
-        _Role("self-attention", source, source, causal=False),
-        _Role("masked self-attention", target, target, causal=True),
-        _Role("encoder-decoder attention", target, source, causal=False),
-    ]
-
-
-def _attend_randomly(role: _Role, config: ModelConfig, *, dtype: torch.dtype) -> list[Tensor]:
-    """What attention gives for random queries `(N, H, d_k)`, keys and values, and the gradients of the three."""
-    scale = config.key_width**-0.5
-    look = Look(queries=role.queries, keys=role.keys, causal=role.causal, scale=scale, score_vector=None, dropout=0.0)
-
-    draw = torch.Generator().manual_seed(0)
-    of_queries, of_keys = (len(layout.positions()) for layout in (role.queries, role.keys))
-    widths = ((of_queries, config.key_width), (of_keys, config.key_width), (of_keys, config.value_width))
-    q, k, v = (
-        torch.randn(slots, config.n_heads, width, generator=draw)
-        .to(role.queries.offsets.device, dtype)
-        .requires_grad_()
-        for slots, width in widths
-    )
-    out = attend(q, k, v, look)
-    upstream = torch.randn(out.shape, generator=draw).to(out.device, dtype)
-    return [out.detach(), *torch.autograd.grad(out, (q, k, v), upstream)]
-
-
-# ---- the causal mask ------------------------------------------------------------------------------------------------
-
-
-def largest_leak(model: Transformer, batch: Batch) -> float:
-    """The largest change of a log-probability when the target tokens after the middle of each sentence are changed.
-
-    `model` and `batch` are on one device; only what is predicted before the changed tokens is compared.
-    """
-    # Other tokens in the second half of each target.
-    is_later = _is_in_later_half(batch)
-    changed = batch.target_in.clone()
-    changed[is_later] = (changed[is_later] + 1) % model.vocab_size
-
-    with torch.no_grad():
-        memory = model.encode(batch.source, batch.source_layout)
-        log_probs = _log_probs(model, batch.target_in, batch, memory)  # (B, T, V)
-        log_probs_changed = _log_probs(model, changed, batch, memory)
-
-    # What that changes in the first half.
-    difference = (log_probs - log_probs_changed).abs().amax(-1)  # (B, T)
-    return float(difference[~is_later & _is_token(batch)].max())
-
-
-def _log_probs(model: Transformer, tokens: Tensor, batch: Batch, memory: Tensor) -> Tensor:
-    """What the model predicts behind these target tokens of the batch, `(B, T, V)`."""
-    decoded = model.decode(tokens, batch.target_layout, memory=memory, memory_layout=batch.source_layout)
-    return model.unembed(decoded).float().log_softmax(-1)
-
-
-def _is_in_later_half(batch: Batch) -> Tensor:
-    """The slots in the second half of each target sentence: bool, in the layout's shape."""
-    layout = batch.target_layout
-    if isinstance(layout, Packed):
-        is_later = torch.zeros_like(batch.target_in, dtype=torch.bool)
-        for start, end in pairwise(layout.offsets.tolist()):
-            is_later[(start + end + 1) // 2 : end] = True
-        return is_later & _is_token(batch)
-
-    half = (layout.lengths + 1) // 2
-    return (layout.positions() >= half.unsqueeze(1)) & layout.visible()
-
-
-def _is_token(batch: Batch) -> Tensor:
-    """The slots that hold a target token."""
-    layout = batch.target_layout
-    if isinstance(layout, Packed):
-        return batch.target_out != PAD
-    return layout.visible()

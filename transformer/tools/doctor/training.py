@@ -34,9 +34,10 @@ from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.findings import Check, Level, failed, measured, passed
 from transformer.tools.memory import estimate_memory
 from transformer.tools.preview import Preview, preview_epoch
+from transformer.training.deviation import MOST_LEAK, largest_leak
 from transformer.training.memory import Trial, can_try
 from transformer.training.optimizer import build_optimizer, rate_of, updates_applied
-from transformer.training.proof import MOST_LEAK, Prover, largest_leak, prove, wants_proof
+from transformer.training.proof import Prover, prove, wants_proof
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState, draw_model
 from transformer.training.step import Computation, Objective, train_step

@@ -1,0 +1,267 @@
+"""How far a way to compute is from the plain one: in loss and gradient, in attention, in what the causal mask hides.
+
+The plain way is padded, uncompiled, in full precision, with attention by products and a softmax, and the loss by its
+formula. `proof` decides what is compared, and what becomes of a way that deviates.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from transformer.compute import HALF, autocast, dtype_of, product_dtype
+from transformer.config.settings import LayoutKind, ModelConfig, Precision
+from transformer.data.batch import Batch, collate
+from transformer.data.plan import SLOTS, split_step
+from transformer.data.store import Ids, Store
+from transformer.decoding.proof import ATTENTION
+from transformer.distributed import unsynchronised
+from transformer.layout import Packed
+from transformer.loss import smoothed_cross_entropy
+from transformer.model.attention import Look, attend
+from transformer.model.transformer import Transformer
+from transformer.records import Resolved
+from transformer.vocabulary import PAD
+
+SLICE = 2_000  # tokens of a side that the plain way computes at once, so that it fits wherever a step does
+FP16_SCALE = 2.0**12  # of the loss: without it, gradients in fp16 would vanish
+MOST_LEAK = 1e-3  # by which a log-probability may change with a later token: rounding, if anything
+
+
+class Tolerance(NamedTuple):
+    """How far a way may be from the plain one, relative to that.
+
+    Largest deviations seen in bf16 (packed, on a CPU; the models of the demo and of Multi30k): loss 7e-5, a matrix's
+    gradient 0.026 and its norm 0.0064, that of a vector 0.37; in fp16 a third of it.
+    """
+
+    loss: float
+    norm: float  # of the gradient of one matrix
+    gradient: float  # of one matrix: the norm of the difference
+
+
+VECTORS = 0.75  # by which the gradient of a vector may differ
+TOLERANCES = {True: Tolerance(loss=0.005, norm=0.03, gradient=0.15), False: Tolerance(1e-4, 0.002, 0.01)}  # is it half?
+
+
+class DeviatesError(Exception):
+    """A way computes something else than the plain one; the message says what, and by how much."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The loss of some sentences, a mean over target tokens, and its gradient by the name of a parameter."""
+
+    loss: float
+    by_name: dict[str, Tensor]
+
+    def distance(self, other: "Gradient") -> float:
+        """The norm of the difference, relative to the norm of `other`."""
+        difference = sum(float((self.by_name[name] - plain).norm()) ** 2 for name, plain in other.by_name.items())
+        return math.sqrt(difference) / other.norm
+
+    @property
+    def norm(self) -> float:
+        """Of all parameters."""
+        return math.sqrt(sum(float(gradient.norm()) ** 2 for gradient in self.by_name.values()))
+
+
+# ---- loss and gradient ----------------------------------------------------------------------------------------------
+
+
+def compared_batch(way: Resolved, store: Store, ids: Ids) -> Batch:
+    """The pairs in the layout of this way."""
+    if way.layout is LayoutKind.padded:
+        return collate(store, ids)
+    totals = store.lengths[ids].sum(axis=0)
+    source, target = (np.ceil(totals / SLOTS).astype(int) * SLOTS).tolist()
+    return collate(store, ids, (source, target), kernel=way.attention_kernel)
+
+
+def plain_gradient(
+    model: Transformer, store: Store, ids: Ids, *, label_smoothing: float, device: torch.device
+) -> Gradient:
+    """The loss and its gradient in the plain way, a slice of the pairs after the other."""
+    model.zero_grad(set_to_none=True)
+    lengths = store.lengths
+    tokens = int(lengths[ids][:, 1].sum())
+    total = 0.0
+    most = max(min(SLICE, tokens), int(lengths[ids].max()))
+    for part in split_step(ids, lengths, max_tokens=most, micro_batch_multiple=1):
+        batch = collate(store, part).to(device)
+        layouts = {"source_layout": batch.source_layout, "target_layout": batch.target_layout}
+        with sdpa_kernel(SDPBackend.MATH):
+            logits = model(batch.source, batch.target_in, **layouts).flatten(0, 1)[batch.target_rows]  # (N, V)
+            loss, _ = smoothed_cross_entropy(logits, batch.target_out, label_smoothing=label_smoothing)
+            torch.autograd.backward(loss / tokens)
+        total += float(loss.detach())
+    return _taken(model, total / tokens)
+
+
+def gradient_of(module: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> Gradient:
+    """The loss of a batch and its gradient as `module` computes them; no rank waits for another."""
+    tokens = int((batch.target_out != PAD).sum())
+    scale = FP16_SCALE if precision is Precision.fp16 else 1.0
+    module.zero_grad(set_to_none=True)
+    with unsynchronised(module):
+        with autocast(device, precision):
+            loss, _ = module(batch)
+        torch.autograd.backward(loss * (scale / tokens))
+    return _taken(module, float(loss.detach()) / tokens, scale=scale)
+
+
+def _taken(module: nn.Module, loss: float, *, scale: float = 1.0) -> Gradient:
+    """The gradient, which the module then has no more."""
+    by_name = {
+        name.removeprefix("module.").removeprefix("model."): parameter.grad.detach() / scale  # a copy
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+    module.zero_grad(set_to_none=True)
+    return Gradient(loss, by_name)
+
+
+def compare(found: Gradient, plain: Gradient, tolerance: Tolerance) -> None:
+    """Raise DeviatesError where a gradient is too far from the plain one."""
+    compare_losses(found, plain, tolerance.loss)
+    if found.by_name.keys() != plain.by_name.keys():
+        raise DeviatesError("some parameters have no gradient")
+
+    # Each parameter by itself, but for those whose gradient is next to nothing. The gradient of a vector is a sum over
+    # all tokens that nearly cancel: rounding alone changes much of it.
+    for name, wanted in plain.by_name.items():
+        norm = float(wanted.norm())
+        if norm < 1e-4 * plain.norm:
+            continue
+        own = float((found.by_name[name] - wanted).norm()) / norm
+        ratio = float(found.by_name[name].norm()) / norm
+        is_vector = wanted.dim() < 2
+        is_close = own <= VECTORS if is_vector else own <= tolerance.gradient and abs(ratio - 1.0) <= tolerance.norm
+        if not is_close:
+            raise DeviatesError(f"the gradient of {name} differs by {own:.2g}, and its norm by {abs(ratio - 1.0):.2g}")
+
+
+def compare_losses(found: Gradient, wanted: Gradient, limit: float) -> None:
+    """Raise DeviatesError where the losses differ by more than this, relative to `wanted`."""
+    deviation = abs(found.loss / wanted.loss - 1.0)
+    if not deviation <= limit:
+        raise DeviatesError(f"the loss is {found.loss:.5g} where it should be {wanted.loss:.5g}")
+
+
+# ---- a kernel of attention ------------------------------------------------------------------------------------------
+
+
+class _Role(NamedTuple):
+    """What attention is for (section 3.2.3): whose queries read whose keys."""
+
+    name: str
+    queries: Packed
+    keys: Packed
+    causal: bool
+
+
+def compare_kernel(way: Resolved, config: ModelConfig, store: Store, ids: Ids, *, device: torch.device) -> None:
+    """Raise DeviatesError unless the kernel attends to packed sentences as the formula does, in its three roles.
+
+    Queries, keys and values are random, so that scores vary: with those of a new model, attention is nearly uniform,
+    and hardly depends on its scale.
+    """
+    batch = compared_batch(way, store, ids).to(device)
+    in_groups = compared_batch(replace(way, attention_kernel=None), store, ids).to(device)
+    limit = ATTENTION[way.precision in HALF]
+
+    for role, role_in_groups in zip(_roles(batch), _roles(in_groups), strict=True):
+        found = _attend_randomly(role, config, dtype=product_dtype(way.precision))
+        with sdpa_kernel(SDPBackend.MATH):
+            plain = _attend_randomly(role_in_groups, config, dtype=dtype_of(way.precision))
+        for name, given, wanted in zip(("output", "dq", "dk", "dv"), found, plain, strict=True):
+            distance = float((given.to(wanted.dtype) - wanted).norm() / wanted.norm())
+            if not distance <= limit:
+                raise DeviatesError(f"{role.name}: its {name} differs by {distance:.2g}")
+
+
+def _roles(batch: Batch) -> list[_Role]:
+    """The roles of attention in a packed batch."""
+    source = batch.source_layout
+    target = batch.target_layout
+    assert isinstance(source, Packed)
+    assert isinstance(target, Packed)
+    return [
+        _Role("self-attention", source, source, causal=False),
+        _Role("masked self-attention", target, target, causal=True),
+        _Role("encoder-decoder attention", target, source, causal=False),
+    ]
+
+
+def _attend_randomly(role: _Role, config: ModelConfig, *, dtype: torch.dtype) -> list[Tensor]:
+    """What attention gives for random queries `(N, H, d_k)`, keys and values, and the gradients of the three."""
+    scale = config.key_width**-0.5
+    look = Look(queries=role.queries, keys=role.keys, causal=role.causal, scale=scale, score_vector=None, dropout=0.0)
+
+    draw = torch.Generator().manual_seed(0)
+    of_queries, of_keys = (len(layout.positions()) for layout in (role.queries, role.keys))
+    widths = ((of_queries, config.key_width), (of_keys, config.key_width), (of_keys, config.value_width))
+    q, k, v = (
+        torch.randn(slots, config.n_heads, width, generator=draw)
+        .to(role.queries.offsets.device, dtype)
+        .requires_grad_()
+        for slots, width in widths
+    )
+    out = attend(q, k, v, look)
+    upstream = torch.randn(out.shape, generator=draw).to(out.device, dtype)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), upstream)]
+
+
+# ---- the causal mask ------------------------------------------------------------------------------------------------
+
+
+def largest_leak(model: Transformer, batch: Batch) -> float:
+    """The largest change of a log-probability when the target tokens after the middle of each sentence are changed.
+
+    `model` and `batch` are on one device; only what is predicted before the changed tokens is compared.
+    """
+    # Other tokens in the second half of each target.
+    is_later = _is_in_later_half(batch)
+    changed = batch.target_in.clone()
+    changed[is_later] = (changed[is_later] + 1) % model.vocab_size
+
+    with torch.no_grad():
+        memory = model.encode(batch.source, batch.source_layout)
+        log_probs = _log_probs(model, batch.target_in, batch, memory)  # (B, T, V)
+        log_probs_changed = _log_probs(model, changed, batch, memory)
+
+    # What that changes in the first half.
+    difference = (log_probs - log_probs_changed).abs().amax(-1)  # (B, T)
+    return float(difference[~is_later & _is_token(batch)].max())
+
+
+def _log_probs(model: Transformer, tokens: Tensor, batch: Batch, memory: Tensor) -> Tensor:
+    """What the model predicts behind these target tokens of the batch, `(B, T, V)`."""
+    decoded = model.decode(tokens, batch.target_layout, memory=memory, memory_layout=batch.source_layout)
+    return model.unembed(decoded).float().log_softmax(-1)
+
+
+def _is_in_later_half(batch: Batch) -> Tensor:
+    """The slots in the second half of each target sentence: bool, in the layout's shape."""
+    layout = batch.target_layout
+    if isinstance(layout, Packed):
+        is_later = torch.zeros_like(batch.target_in, dtype=torch.bool)
+        for start, end in pairwise(layout.offsets.tolist()):
+            is_later[(start + end + 1) // 2 : end] = True
+        return is_later & _is_token(batch)
+
+    half = (layout.lengths + 1) // 2
+    return (layout.positions() >= half.unsqueeze(1)) & layout.visible()
+
+
+def _is_token(batch: Batch) -> Tensor:
+    """The slots that hold a target token."""
+    layout = batch.target_layout
+    if isinstance(layout, Packed):
+        return batch.target_out != PAD
+    return layout.visible()
