@@ -376,6 +376,7 @@ def test_attend_over_packed_sentences_is_eq1_on_each_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also: NaN in empty slots reaches nothing, the result there is 0, and so is the gradient, whoever asks for it."""
+    monkeypatch.setattr("transformer.data.packing._ALIKE", 1)
     monkeypatch.setattr("transformer.data.packing._SMALL", small)
     if causal:  # self-attention: one layout
         lengths, capacities = [(s, s) for s, _ in lengths], (capacities[0], capacities[0])
@@ -427,6 +428,7 @@ def test_attend_is_attention_weights_times_values(
     score: Score, role: str, layout: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and all gradients, the reference in float64 on the same rounded numbers; errors relative to the norm."""
+    monkeypatch.setattr("transformer.data.packing._ALIKE", 1)
     monkeypatch.setattr("transformer.data.packing._SMALL", 0)  # more groups than one
     pairs = [(3, 2), (1, 4), (5, 1), (2, 2)] if role == "cross" else [(3, 3), (1, 1), (5, 5), (2, 2)]
     sides: tuple[Layout, Layout]

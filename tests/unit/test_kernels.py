@@ -160,6 +160,21 @@ def test_dense_attention_is_torchs(hidden: Tensor | None, scale: float) -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("n_keys", [1, 15, 16, 17])
+def test_dense_attention_is_torchs_whatever_a_vector_register_holds(n_keys: int) -> None:
+    """Fewer keys than 16 are widened for the softmax: by nothing that weighs or has a gradient."""
+    inputs = [leaf(B, H, T, 4, seed=0), leaf(B, H, n_keys, 4, seed=1), leaf(B, H, n_keys, 6, seed=2)]
+    hidden = draw(B, H, T, n_keys, seed=3) < -0.5
+    hidden[..., 0] = False
+    ours = dense_attention(*inputs, masked=hidden, scale=0.5, dropout=0.0)
+    q, k, v = inputs
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=~hidden, scale=0.5)
+    upstream = draw(B, H, T, 6, seed=9)
+    pairs = zip(torch.autograd.grad(ours, inputs, upstream), torch.autograd.grad(theirs, inputs, upstream), strict=True)
+    for a, b in [(ours, theirs), *pairs]:
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_dense_attention_takes_heads_that_lie_behind_positions() -> None:
     """As `attend` passes them: transposed, not contiguous."""
     inputs = qkv()

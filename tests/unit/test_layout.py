@@ -85,6 +85,7 @@ def packed(lengths: list[tuple[int, int]], capacities: tuple[int, int]) -> tuple
 @pytest.fixture
 def exact_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups as small as their sentences, not rounded up."""
+    monkeypatch.setattr("transformer.data.packing._ALIKE", 1)
     monkeypatch.setattr("transformer.data.packing._ROWS", 1)
     monkeypatch.setattr("transformer.data.packing._WIDTH", 1)
 
@@ -102,6 +103,13 @@ def test_packed_groups_are_rounded_up_with_empty_rows() -> None:
         assert rows[17:].eq(0).all()
         there_and_back = groups_of(layout).unpad([rows]).tolist()
         assert there_and_back == [*range(17 * length), *[0] * (len(layout.position_ids) - 17 * length)]
+
+
+def test_sentences_of_almost_the_same_length_share_a_group() -> None:
+    """Of 9 to 16 tokens, though a fifth of their padded slots is padding."""
+    pairs = [(length, length) for length in range(9, 17) for _ in range(100)]
+    (group,) = groups_of(packed(pairs, (10_000, 10_000))[0]).layouts
+    assert sorted(group.lengths.tolist()) == [length for length, _ in pairs]
 
 
 @pytest.mark.usefixtures("exact_sides")
@@ -211,6 +219,7 @@ def test_packed_groups_pad_and_unpad_have_the_gradients_of_plain_indexing(
     capacities: tuple[int, int], small: int, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padding holds what nobody must read, and no gradient comes from it, whatever it is asked for."""
+    monkeypatch.setattr("transformer.data.packing._ALIKE", 1)
     monkeypatch.setattr("transformer.data.packing._SMALL", small)
     layout = packed(PAIRS, capacities)[side]
     assert (len(groups_of(layout).layouts) > 1) == (small == 0)

@@ -20,6 +20,7 @@ Numbers = npt.NDArray[Any]
 # Every new shape costs a CPU time and memory for good, so groups come in few sizes.
 _ROWS = 16  # the rows of a group are a multiple of this
 _WIDTH = 4  # and its width of this
+_ALIKE = 8  # lengths that this multiple rounds up to the same number are no reason for another group
 
 # A packed kernel starts a block of threads for each offset and each stretch of `longest`, needed or not: both are close
 # to what the batch has, in steps that let memory be used again.
@@ -52,12 +53,14 @@ def pack(
 def _group(lengths: Numbers) -> list[Numbers]:
     """Sentences of similar lengths together, as indices: as few groups as the allowed padding permits.
 
-    Sentences come longest first. A group ends where the next sentence would add too much padding.
+    Sentences come longest first. A group ends where the next sentence would add too much padding; that of lengths which
+    are alike costs less than the calls of one more group.
     """
     longest_first = np.lexsort((lengths[:, 1], lengths.max(axis=1, initial=0)))[::-1]  # (B,)
+    lengths = -(-lengths // _ALIKE) * _ALIKE
     groups: list[Numbers] = []
     start = 0  # of the group in progress, in `longest_first`
-    tokens = 0  # of the group in progress, both sides
+    tokens = 0  # of the group in progress, both sides, rounded up
     widths = (0, 0)  # of its source and its target rows
 
     for end, (source, target) in enumerate(lengths[longest_first].tolist()):

