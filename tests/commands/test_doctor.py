@@ -5,7 +5,6 @@ Short slices by default; the whole corpora, through the public command, behind `
 
 import json
 import math
-import os
 import random
 import re
 from collections import Counter, defaultdict
@@ -21,7 +20,7 @@ from sentencepiece import SentencePieceProcessor
 
 from support.corpora import finish, run, run_command, start, tiny_job, write_corpus, write_pair
 from support.interventions import before_each_pass, before_each_update
-from support.paths import ROOT
+from support.paths import CORPORA, ROOT, needs_corpora
 from transformer.config.settings import (
     Algorithm,
     DataConfig,
@@ -61,9 +60,6 @@ from transformer.training.memory import Trial
 from transformer.training.resolve import resolve_settings
 from transformer.training.step import Computation, StepResult, train_step
 
-DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data"))
-needs_corpora = pytest.mark.skipif(not DATA.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
-
 SLICE = 1_200  # pairs of Multi30k that are trained on, and at most 300 of its other sets
 LANGUAGES = {"src": "en", "tgt": "de"}
 FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
@@ -78,7 +74,7 @@ class Corpus:
     @classmethod
     def of(cls, pairs: int | None) -> "Corpus":
         """Multi30k, all of it or its first pairs."""
-        folder = DATA / "multi30k"
+        folder = CORPORA / "multi30k"
         return cls(
             {
                 name: [
@@ -140,7 +136,7 @@ def copy_a_tenth(corpus: Corpus, draw: random.Random, share: float = 0.1) -> Non
 
 def write_french(corpus: Corpus, draw: random.Random, share: float = 1.0) -> None:
     target = corpus.sets["train"][1]
-    french = read_lines(DATA / "multi30k" / "train.fr", None)
+    french = read_lines(CORPORA / "multi30k" / "train.fr", None)
     for i in draw.sample(range(len(target)), int(share * len(target))):
         target[i] = french[i]
 
@@ -266,7 +262,7 @@ def test_doctor_is_silent_on_a_slice_of_multi30k(tmp_path: Path) -> None:
 def test_doctor_examines_each_set_in_its_own_language(tmp_path: Path) -> None:
     """More training pairs and a test set in French are sound if that is said of them, and as findings if not."""
     data = Corpus.of(SLICE).write(tmp_path / "corpus")
-    folder = DATA / "multi30k"
+    folder = CORPORA / "multi30k"
     for name, file, count in (("extra", "train", 600), ("test", "test_2016_flickr", 300)):
         for lang in ("en", "fr"):
             lines = read_lines(folder / f"{file}.{lang}", 1200 if name == "extra" else count)[-count:]
@@ -727,7 +723,7 @@ def test_doctor_finds_a_planted_fault_in_the_whole_of_multi30k(name: str, tmp_pa
 @pytest.mark.parametrize("experiment", ["multi30k_en_de", "multi30k_en_fr", "tatoeba_en_de", "kftt_ja_en"])
 def test_doctor_is_silent_on_a_real_corpus(experiment: str, tmp_path: Path) -> None:
     """Everything of it, as a user begins with it; KFTT takes minutes to prepare."""
-    arguments = [f"experiment={experiment}", f"data.root={DATA.resolve()}", f"run_dir={tmp_path}/runs/a"]
+    arguments = [f"experiment={experiment}", f"data.root={CORPORA.resolve()}", f"run_dir={tmp_path}/runs/a"]
     out, _ = finish(start("doctor", *arguments, cwd=tmp_path), 0, timeout=550)
     checks = [line for line in out.split("\n") if line and re.match(r"\S+: [\d,]+ pairs", line) is None]
     assert {line.partition(" ")[0] for line in checks} == {"ok"}
@@ -737,7 +733,7 @@ def test_doctor_is_silent_on_a_real_corpus(experiment: str, tmp_path: Path) -> N
 @pytest.mark.faults
 def test_doctor_is_silent_on_newstest2013(tmp_path: Path) -> None:
     """Two thirds of it to train on, a sixth for development and a sixth as a test set."""
-    sides = [read_lines(DATA / "newstest2013" / f"newstest2013.{lang}", None) for lang in ("en", "de")]
+    sides = [read_lines(CORPORA / "newstest2013" / f"newstest2013.{lang}", None) for lang in ("en", "de")]
     parts = {"train": slice(0, 2000), "dev": slice(2000, 2500), "test": slice(2500, 3000)}
     data = Corpus({name: [lines[part] for lines in sides] for name, part in parts.items()}).write(tmp_path / "c")
     diagnosis = doctor(job_of(data, tmp_path / "a", vocab_size=2000, text_only=False))

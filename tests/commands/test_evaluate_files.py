@@ -3,7 +3,6 @@
 import gzip
 import importlib.metadata
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ from typing import Any
 import pytest
 
 from support.corpora import run_command, typed_in_a_child
+from support.paths import CORPORA, needs_corpora
 from transformer.cli.commands import compose
 from transformer.config.jobs import EvaluateJob
 from transformer.config.keys import keys_of
 from transformer.errors import InputError
 
-DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data")) / "scores"
-
-needs_scores = pytest.mark.skipif(not DATA.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
+SCORES = CORPORA / "scores"
 
 REFERENCES = "Der Hund läuft durch den tiefen Schnee.\nZwei Frauen lachen an der Ecke.\n"
 OTHERS = "Der Hund rennt durch tiefen Schnee.\nAn der Ecke lachen zwei Frauen.\n"
@@ -130,10 +128,10 @@ def test_evaluate_refuses_what_cannot_be_compared(folder: Path, overrides: list[
     assert "\n" not in str(refused.value)
 
 
-@needs_scores
+@needs_corpora
 def test_evaluate_gives_a_published_score(capsys: pytest.CaptureFixture[str]) -> None:
     """NVIDIA-NeMo of WMT 2021 against reference C."""
-    folder = DATA / "wmt21_en_de"
+    folder = SCORES / "wmt21_en_de"
     rows = [line.split("\t") for line in (folder / "published.tsv").read_text(encoding="utf-8").split("\n") if line]
     (published,) = [float(bleu) for name, reference, bleu in rows if (name, reference) == ("NVIDIA-NeMo", "C")]
     files = [f"hypotheses={folder}/hyp.NVIDIA-NeMo.de", f"references={folder}/ref.C.de"]

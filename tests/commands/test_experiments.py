@@ -1,7 +1,6 @@
 """The experiments that come with the package: the paper's recipe value by value, the WMT runs on a twin of the hub's
 data set, and the corpora that each of them names."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from pyarrow import parquet
 
 from support.command_line import enter, flat
 from support.corpora import ENGLISH, GERMAN, finish, read, start, texts
-from support.paths import ROOT
+from support.paths import CORPORA, ROOT, needs_corpora
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import PairConfig, TargetTokenizerConfig, paper_peak
@@ -229,13 +228,12 @@ PAIRS = {  # of train, dev and the test sets
     "multi30k_en_fr": (29_000, 1_014, {"test_2016_flickr": 1_000}),
     "tatoeba_en_de": (159_233, 3_000, {}),
 }
-needs_corpora = pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
 
 
 @needs_corpora
 @pytest.mark.parametrize("name", PAIRS)
 def test_experiment_of_a_local_corpus_names_files_that_are_there(name: str) -> None:
-    data = composed(name, f"data.root={os.environ['TRANSFORMER_DATA']}").data
+    data = composed(name, f"data.root={CORPORA}").data
     for pair in (data.train, data.dev, *data.test.values()):
         source, target = Path(pair.src), Path(pair.tgt)
         assert source.is_file()
@@ -249,7 +247,7 @@ def test_experiment_of_a_local_corpus_names_files_that_are_there(name: str) -> N
     "name", [pytest.param(name, marks=() if name == "multi30k_en_fr" else pytest.mark.slow) for name in PAIRS]
 )
 def test_experiment_of_a_local_corpus_is_prepared(name: str, tmp_path: Path) -> None:
-    prepared = prepare(composed(name, f"data.root={os.environ['TRANSFORMER_DATA']}", f"run_dir={tmp_path}/runs/a"))
+    prepared = prepare(composed(name, f"data.root={CORPORA}", f"run_dir={tmp_path}/runs/a"))
     tests = {name: len(pairs) for name, pairs in prepared.test.items()}
     assert (prepared.report.pairs_read, len(prepared.dev), tests) == PAIRS[name]
     assert len(prepared.store) > 0.99 * PAIRS[name][0]

@@ -5,7 +5,6 @@ null_gpu`. The default `pytest` leaves these tests out.
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from support.corpora import metrics_of, read, results_of, steps_of
 from support.null_gpu import PYTHON, Ended, caches_of, on_null_gpu, train_on_null_gpu
-from support.paths import ROOT
+from support.paths import CORPORA, ROOT, needs_corpora
 
 pytestmark = [
     pytest.mark.null_gpu,
@@ -42,15 +41,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """The demo on an H100, compiled."""
     folder = tmp_path_factory.mktemp("compiled")
     return folder, train_on_null_gpu(folder, *SHORT, "train.average=2", "train.compile=true")
-
-
-@pytest.fixture
-def corpora() -> Path:
-    """The folder of real corpora."""
-    folder = os.environ.get("TRANSFORMER_DATA")
-    if folder is None:
-        pytest.skip("TRANSFORMER_DATA is not set")
-    return Path(folder)
 
 
 def resolved_of(folder: Path) -> dict[str, Any]:
@@ -154,8 +144,9 @@ def test_train_on_two_ranks_shares_gradients(tmp_path: Path) -> None:
 # ---- other models ---------------------------------------------------------------------------------------------------
 
 
-def test_train_multi30k_with_muon_is_one_graph(tmp_path: Path, corpora: Path) -> None:
-    settings = ("experiment=multi30k_en_de", f"data.root={corpora}", "train.compile=true", "train.log_every=100")
+@needs_corpora
+def test_train_multi30k_with_muon_is_one_graph(tmp_path: Path) -> None:
+    settings = ("experiment=multi30k_en_de", f"data.root={CORPORA}", "train.compile=true", "train.log_every=100")
     done = train_on_null_gpu(tmp_path, *settings, *SHORTEST, "train.max_steps=8")
     assert resolved_of(tmp_path)["compile"] is True
     assert done.report["dynamo"]["stats"]["unique_graphs"] == 1
@@ -164,9 +155,10 @@ def test_train_multi30k_with_muon_is_one_graph(tmp_path: Path, corpora: Path) ->
     assert [step["sync"] for step in steps] == [0] * len(steps)
 
 
-def test_train_base_compiled_is_one_graph_and_launches_no_more_than_before(tmp_path: Path, corpora: Path) -> None:
+@needs_corpora
+def test_train_base_compiled_is_one_graph_and_launches_no_more_than_before(tmp_path: Path) -> None:
     """Triton's kernels are those that `test_fake_gpu.py` finds in the graphs; the rest is the update and the loss."""
-    data = [f"data.{name}={corpora}/multi30k/{path}" for name, path in FILES.items()]
+    data = [f"data.{name}={CORPORA}/multi30k/{path}" for name, path in FILES.items()]
     settings = ("experiment=base", *data, "tokenizer.vocab_size=10000", "train.compile=true")
     done = train_on_null_gpu(tmp_path, *settings, *SHORTEST, "train.max_steps=4")
     assert resolved_of(tmp_path)["compile"] is True
@@ -197,11 +189,12 @@ SLOW = ("big", "padded, compiled")  # a compiler takes minutes
 CELLS = [(size, way) for size in SIZES for way in WAYS if (size, way) != SLOW]
 
 
+@needs_corpora
 @pytest.mark.parametrize(("size", "way"), CELLS, ids=[f"{size}: {way}" for size, way in CELLS])
-def test_estimate_memory_is_what_the_allocator_needs(size: str, way: str, tmp_path: Path, corpora: Path) -> None:
+def test_estimate_memory_is_what_the_allocator_needs(size: str, way: str, tmp_path: Path) -> None:
     """The peak of trial and steps, and what `summary` says before anything is trained, within 10 %."""
-    data = [f"data.{name}={corpora}/multi30k/{path}" for name, path in FILES.items()]
-    settings = (*SIZES[size], f"data.root={corpora}", *data, *WAYS[way])
+    data = [f"data.{name}={CORPORA}/multi30k/{path}" for name, path in FILES.items()]
+    settings = (*SIZES[size], f"data.root={CORPORA}", *data, *WAYS[way])
     done = train_on_null_gpu(tmp_path, *settings, *SHORTEST, "train.max_steps=2")
     shutil.rmtree(tmp_path / "run")  # gigabytes
     peak = max(update["peak"] for update in done.report["updates"])

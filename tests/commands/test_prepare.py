@@ -25,6 +25,7 @@ from pyarrow import parquet
 from support.compressed import compressed
 from support.corpora import overrides, texts
 from support.corpora import start as start_command
+from support.paths import CORPORA, needs_corpora
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
@@ -1034,10 +1035,11 @@ def test_prepare_needs_no_more_memory_for_a_larger_corpus(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
+@needs_corpora
 def test_prepare_reads_the_whole_of_kftt(tmp_path: Path) -> None:
-    root = os.environ["TRANSFORMER_DATA"]
-    sets = [PairConfig(f"{root}/kftt/{name}.ja.gz", f"{root}/kftt/{name}.en.gz") for name in ("train", "dev", "tune")]
+    sets = [
+        PairConfig(f"{CORPORA}/kftt/{name}.ja.gz", f"{CORPORA}/kftt/{name}.en.gz") for name in ("train", "dev", "tune")
+    ]
     job = TrainJob(
         run_dir=str(tmp_path / "runs" / "a"),
         data=DataConfig(src_lang="ja", train=sets[0], dev=sets[1], test={"tune": sets[2]}),

@@ -10,7 +10,6 @@ this file is a rank whose kernels Triton interprets, and prints what it found as
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +25,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import varlen
 from torch.nn.parallel import DistributedDataParallel
 
-from support.paths import ROOT
+from support.paths import CORPORA, HAS_CORPORA, ROOT
 from support.ranks import start_ranks
 from transformer.compute import autocast
 from transformer.config.jobs import TrainJob
@@ -152,8 +151,7 @@ def _sentences(offsets: Tensor, count: int) -> Tensor:
 
 def real_sentences() -> Store:
     """Pairs of Multi30k, or of the demo corpus where there is no Multi30k."""
-    corpora = os.environ.get("TRANSFORMER_DATA")
-    folder = ROOT / "data/demo" if corpora is None else Path(corpora) / "multi30k"
+    folder = CORPORA / "multi30k" if HAS_CORPORA else ROOT / "data/demo"
     files = [folder / f"train.{language}" for language in ("en", "de")]
     texts = [file.read_text(encoding="utf-8").split("\n")[:3_000] for file in files]
     model = train_tokenizer(chain(*texts), TokenizerConfig(vocab_size=VOCAB_SIZE))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.compressed import compressed
+from support.paths import CORPORA, needs_corpora
 from transformer.config.settings import FilterConfig
 from transformer.data.corpus import (
     DUPLICATE,
@@ -310,7 +311,7 @@ def test_screen_pairs_keeps_the_first_of_many_duplicates() -> None:
     assert screen_pairs([sides], config) == [bytes([KEPT] * 4)]
 
 
-@pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
+@needs_corpora
 @pytest.mark.parametrize(
     ("source", "target", "count"),
     [
@@ -320,8 +321,7 @@ def test_screen_pairs_keeps_the_first_of_many_duplicates() -> None:
     ],
 )
 def test_read_pairs_of_real_corpora_has_their_published_sizes(source: str, target: str, count: int) -> None:
-    root = Path(os.environ["TRANSFORMER_DATA"])
-    assert sum(1 for _ in read_pairs(root / source, root / target)) == count
+    assert sum(1 for _ in read_pairs(CORPORA / source, CORPORA / target)) == count
 
 
 # ---- digests --------------------------------------------------------------------------------------------------------

@@ -1,30 +1,28 @@
 """The BLEU of papers: multi-bleu.perl's own figures, tensor2tensor's way of splitting, and what must be refused."""
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.paths import CORPORA, needs_corpora
 from transformer.errors import InputError
 from transformer.evaluation.paper_bleu import choose_scorer, multi_bleu, split_hyphens
 from transformer.evaluation.score import format_scores, format_signatures, score
 from transformer.records import PaperScores, Scores
 
-DATA = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data")) / "scores"
-
-needs_scores = pytest.mark.skipif(not DATA.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
+SCORES = CORPORA / "scores"
 
 
 def lines(path: Path) -> list[str]:
     return path.read_bytes().decode("utf-8").split("\n")[:-1]
 
 
-@needs_scores
+@needs_corpora
 def test_multi_bleu_is_that_of_the_perl_script() -> None:
     """BLEU = 22.58, 56.9/29.0/17.0/10.3 (BP=0.975, ratio=0.975, hyp_len=63211, ref_len=64807)."""
     found, signature = multi_bleu(
-        lines(DATA / "multi_bleu" / "hyp"), lines(DATA / "multi_bleu" / "ref.tok"), lowercase=False
+        lines(SCORES / "multi_bleu" / "hyp"), lines(SCORES / "multi_bleu" / "ref.tok"), lowercase=False
     )
     assert f"{found.score:.2f}" == "22.58"
     assert [f"{precision:.1f}" for precision in found.precisions] == ["56.9", "29.0", "17.0", "10.3"]
@@ -83,10 +81,10 @@ def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
     assert format_signatures(both) == [*format_signatures(plain), f"BLEU as papers count: {both.paper_bleu_signature}"]
 
 
-@needs_scores
+@needs_corpora
 def test_split_hyphens_raise_a_real_score() -> None:
     """By about as much as papers say, 0.7 to 1.0: on newstest2021."""
-    hypotheses, references = (lines(DATA / "wmt21_en_de" / name) for name in ("hyp.Online-G.de", "ref.A.de"))
+    hypotheses, references = (lines(SCORES / "wmt21_en_de" / name) for name in ("hyp.Online-G.de", "ref.A.de"))
     both = choose_scorer(tgt_lang="de", tokenize=None, lowercase=False, paper_bleu=True)(hypotheses, references)
     assert isinstance(both, PaperScores)
     assert both.bleu == pytest.approx(27.0781, abs=1e-4)

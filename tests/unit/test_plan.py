@@ -2,17 +2,16 @@
 
 import itertools
 import math
-import os
 import random
 import time
 import tracemalloc
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.paths import CORPORA, needs_corpora
 from transformer.data.chapters import chapter_pairs
 from transformer.data.corpus import read_pairs
 from transformer.data.plan import packed_capacities, plan_chapter, split_step
@@ -444,15 +443,10 @@ def padding_share(lengths: np.ndarray, tokens_per_step: int, max_tokens: int) ->
     return 1 - int(lengths.sum()) / slots
 
 
-def words(root: str, source: str, target: str) -> np.ndarray:
-    """Lengths in characters over 4: near enough to pieces, and nobody's tokenizer."""
-    pairs = read_pairs(Path(root) / source, Path(root) / target)
-    return np.array([[len(text) // 4 + 2 for text in pair] for pair in pairs], dtype=np.int32)
-
-
-@pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
+@needs_corpora
 def test_split_step_pads_multi30k_by_less_than_five_percent() -> None:
-    lengths = words(os.environ["TRANSFORMER_DATA"], "multi30k/train.en", "multi30k/train.de")
+    pairs = read_pairs(CORPORA / "multi30k/train.en", CORPORA / "multi30k/train.de")
+    lengths = np.array([[len(text) // 4 + 2 for text in pair] for pair in pairs], dtype=np.int32)  # near enough
     assert padding_share(lengths, 4096, 4096) < 0.05  # sorted by nothing it would be above 0.4
 
 

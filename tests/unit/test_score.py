@@ -12,16 +12,14 @@ from pathlib import Path
 import pytest
 from sacrebleu.tokenizers import tokenizer_spm
 
-from support.paths import ROOT
+from support.paths import CORPORA, ROOT, needs_corpora
 from transformer.config.primitives import to_json
 from transformer.config.settings import BleuTokenizer, TokenizerConfig
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import InputError
 from transformer.evaluation.score import check_language, measure, score
 
-SCORES = Path(os.environ.get("TRANSFORMER_DATA", "../shared/data")) / "scores"
-
-needs_scores = pytest.mark.skipif(not SCORES.is_dir(), reason="needs the corpora of TRANSFORMER_DATA")
+SCORES = CORPORA / "scores"
 
 REFERENCES = [
     "Der Hund läuft durch den tiefen Schnee.",
@@ -153,7 +151,7 @@ def test_check_language_names_the_model_that_a_tokenizer_lacks(
     assert "\n" not in str(refused.value)
 
 
-@needs_scores
+@needs_corpora
 @pytest.mark.parametrize("system", ["Online-G", "BUPT_rush", "NVIDIA-NeMo", "VolcTrans-AT"])
 @pytest.mark.ci
 def test_score_of_newstest2021_is_the_published_one(system: str) -> None:
@@ -170,7 +168,7 @@ def test_score_of_newstest2021_is_the_published_one(system: str) -> None:
         assert found.bleu_signature.startswith(f"nrefs:{len(chosen)}|")
 
 
-@needs_scores
+@needs_corpora
 def test_score_takes_text_tokenised_on_both_sides_but_not_on_one() -> None:
     hypotheses, references = (lines(SCORES / "multi_bleu" / name) for name in ("hyp", "ref.tok"))
     assert score(hypotheses, references, tgt_lang="en").bleu == pytest.approx(22.58, abs=0.5)  # by multi-bleu.perl

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from support.paths import ROOT
+from support.paths import CORPORA, ROOT, needs_corpora
 from transformer.cli.commands import compose
 from transformer.config.settings import Algorithm, TokenizerConfig
 from transformer.data.listed import Piece
@@ -45,7 +45,7 @@ def read_text(path: Path, count: int) -> list[str]:
 @cache
 def corpus(name: str) -> list[str]:
     """500 lines of either language."""
-    folder = ROOT / "data" if name == "demo" else Path(os.environ["TRANSFORMER_DATA"])
+    folder = ROOT / "data" if name == "demo" else CORPORA
     files = {"demo": ("train.en", "train.de"), "multi30k": ("train.en", "train.de"), "kftt": ("dev.en.gz", "dev.ja.gz")}
     return [line for file in files[name] for line in read_text(folder / name / file, 500)]
 
@@ -95,12 +95,10 @@ def draw(
 
 # ---- SentencePiece's own pieces -------------------------------------------------------------------------------------
 
-CORPORA = [
+TEXTS = [
     "demo",
-    *(
-        pytest.param(name, marks=pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="needs the corpora"))
-        for name in ("multi30k", "kftt")
-    ),
+    pytest.param("multi30k", marks=needs_corpora),
+    pytest.param("kftt", marks=needs_corpora),
 ]
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -127,7 +125,7 @@ def assert_plain(algorithm: str, tokenizer: Tokenizer, texts: list[str]) -> None
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("name", TEXTS)
 def test_sampler_without_chance_gives_the_tokenizers_pieces_of_a_corpus(name: str, algorithm: str) -> None:
     assert_plain(algorithm, trained(algorithm, name), corpus(name))
 

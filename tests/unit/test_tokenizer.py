@@ -17,6 +17,7 @@ import pytest
 import sentencepiece
 from sacrebleu.metrics.bleu import BLEU
 
+from support.paths import CORPORA, TESTS, needs_corpora
 from transformer.config.settings import Algorithm, Normalization, TokenizerConfig
 from transformer.data.corpus import read_lines
 from transformer.data.tokenizer import Tokenizer, sample_lines, train_tokenizer
@@ -121,7 +122,7 @@ def test_tokenizer_decodes_chinese_as_the_scorer_sees_it() -> None:
     assert bleu_after_the_round_trip(CHINESE, "zh", Normalization.nmt_nfkc) < 70.0
 
 
-@pytest.mark.skipif("TRANSFORMER_DATA" not in os.environ, reason="TRANSFORMER_DATA is not set")
+@needs_corpora
 @pytest.mark.parametrize(
     ("name", "nmt_nfkc"),
     [
@@ -138,7 +139,7 @@ def test_tokenizer_decodes_chinese_as_the_scorer_sees_it() -> None:
 )
 def test_tokenizer_decodes_references_as_the_scorer_sees_them(name: str, nmt_nfkc: float) -> None:
     language = name.removesuffix(".gz")[-2:]
-    lines = list(islice(read_lines(Path(os.environ["TRANSFORMER_DATA"], name)), 1_166))  # all of kftt's dev set
+    lines = list(islice(read_lines(CORPORA / name), 1_166))  # all of kftt's dev set
     assert bleu_after_the_round_trip(lines, language, Normalization.identity) == pytest.approx(100.0)
     assert bleu_after_the_round_trip(lines, language, Normalization.nmt_nfkc) == pytest.approx(nmt_nfkc, abs=0.01)
 
@@ -192,10 +193,10 @@ def digests() -> list[str]:
 
 
 def test_train_tokenizer_gives_the_same_bytes_in_another_process_in_silence() -> None:
-    code = "import sys; sys.path[:0] = sys.argv[1:2]; import test_tokenizer; print(*test_tokenizer.digests())"
-    arguments = [sys.executable, "-c", code, str(Path(__file__).parent)]
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    result = subprocess.run(arguments, env=environment, capture_output=True, check=True)
+    code = "import test_tokenizer; print(*test_tokenizer.digests())"
+    path = os.pathsep.join([str(TESTS), str(TESTS / "unit")])
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": path}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     assert result.stdout.decode().split() == digests()
     assert result.stderr == b""
     assert len(set(digests())) == 3
