@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -228,16 +229,19 @@ def test_translate_refuses_other_settings_for_what_it_began_or_finished(is_finis
         ({"input": "nowhere"}, "nowhere: cannot be read"),
         ({"input": "pipe"}, "input=pipe: not a regular file"),
         ({"input": "bad.gz"}, "bad.gz:1: damaged .gz file"),
-        ({"prefix": "short"}, "short has 1 lines, and there are more to translate"),
+        ({"prefix": "short"}, "in has 40 lines, short has 1: each line must belong to"),
+        ({"prefix": "long"}, "in has 40 lines, long has 41: each line must belong to"),
     ],
 )
-def test_translate_refuses_files(changes: dict[str, Any], message: str, run_dir: Path) -> None:
+def test_translate_refuses_files_before_it_begins(changes: dict[str, Any], message: str, run_dir: Path) -> None:
     os.mkfifo("pipe")
     Path("bad.gz").write_bytes(b"no")
     Path("short").write_text("the\n", encoding="utf-8")
+    Path("long").write_text("\n" * 41, encoding="utf-8")
     with pytest.raises(InputError, match=re.escape(message)):
         in_bulk(file_job(run_dir, **changes))
     assert Path("in").read_bytes() == TEXT
+    assert names() == {"pipe", "bad.gz", "short", "long"}
 
 
 def test_translate_refuses_an_output_that_was_edited_and_a_record_that_is_none(run_dir: Path) -> None:
@@ -355,6 +359,28 @@ def test_score_writes_a_file_and_goes_on(run_dir: Path, caplog: pytest.LogCaptur
     assert [*read_lines(Path("out.zst"))] == stdout.getvalue().decode().split("\n")[:-1]
     assert [message for message in caplog.messages if "perplexity" in message] == said * 2
     assert json.loads(Path(".out.zst.json").read_text(encoding="utf-8"))["src: lines"] == 40
+
+
+def test_score_refuses_files_of_unequal_lengths_before_it_begins(run_dir: Path) -> None:
+    Path("tgt").write_text("\n".join(LINES[1:]), encoding="utf-8")
+    job = ScoreJob(run_dir=str(run_dir), device=Device.cpu, threads=1, src="in", tgt="tgt", output="out")
+    with pytest.raises(InputError, match=r"in has 40 lines, tgt has 39: each line must belong to"):
+        score_stream.run(job, io.BytesIO(), io.BytesIO())
+    assert names() == {"tgt"}
+
+
+def test_what_was_counted_may_be_infinite(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the sum of log-probabilities is where one underflows."""
+
+    def infinite(*_: object) -> stream.Output:
+        return stream.Output("-inf\n", {"log-probability": -math.inf})
+
+    monkeypatch.setattr(score_stream._Work, "__call__", infinite)
+    Path("tgt").write_bytes(TEXT)
+    job = ScoreJob(run_dir=str(run_dir), device=Device.cpu, threads=1, src="in", tgt="tgt", output="out")
+    score_stream.run(job, io.BytesIO(), io.BytesIO())
+    assert Path("out").read_text(encoding="utf-8") == "-inf\n" * 7
+    assert json.loads(Path(".out.json").read_text(encoding="utf-8"))["counted"] == {"log-probability": None}
 
 
 # --- pairs to train on

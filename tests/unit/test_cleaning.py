@@ -103,7 +103,7 @@ def test_prepare_drops_what_the_detectors_find(tmp_path: Path) -> None:
     data = write_corpus(tmp_path)
     draw = random.Random(4)
     pairs = [spell(draw.randrange(10) for _ in range(8)) for _ in range(600)]
-    pairs[7] = (pairs[7][0], f"<i>{pairs[7][1]}</i>")
+    pairs[7] = (pairs[7][0], f"<i>{pairs[7][1]}\0</i>")
     pairs[9] = (pairs[9][0], "")
     pairs[20] = (pairs[20][0], pairs[20][0])
     data.train = write_pair(tmp_path, "noisy", pairs)
@@ -115,7 +115,7 @@ def test_prepare_drops_what_the_detectors_find(tmp_path: Path) -> None:
     reasons = {reason: count for reason, count in prepared.report.dropped.items() if count}
     assert reasons == {"empty": 1, "copies": 1, "markup": 1}
     assert prepared.report.samples == {
-        "markup": [DroppedPair(0, 8, *pairs[7])],
+        "markup": [DroppedPair(0, 8, pairs[7][0], pairs[7][1].replace("\0", "\ufffd"))],  # no record keeps a NUL
         "copies": [DroppedPair(0, 21, *pairs[20])],
     }
     job.data.filter.doctor = [Detector.copies, Detector.markup]

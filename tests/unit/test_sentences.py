@@ -73,6 +73,12 @@ def test_has_several_sentences_is_false_of_one(text: str) -> None:
     assert not has_several_sentences(text)
 
 
+@pytest.mark.parametrize("text", [". " * 20_000, "??? " * 10_000, '." ' * 10_000])
+def test_has_several_sentences_takes_a_row_of_marks_for_one(text: str) -> None:
+    """In a moment: trying every mark to the end of the line would take minutes."""
+    assert not has_several_sentences(text)
+
+
 # ---- the warning ----------------------------------------------------------------------------------------------------
 
 TWO = b"a dog sees a cat . the cat sleeps .\n"

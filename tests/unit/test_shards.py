@@ -96,6 +96,24 @@ def test_pair_up_names_a_file_without_a_counterpart(sources: list[str], targets:
     assert str(caught.value).startswith(f"{lone}: it has no counterpart: {counts}")
 
 
+@pytest.mark.parametrize(
+    ("sources", "targets", "pair"),
+    [
+        (["p.1.en", "p.2.en", "p.4.en"], ["p.1.de", "p.3.de", "p.4.de"], "p.2.en and p.3.de"),
+        (["p1.en", "p10.en", "p2.en"], ["p01.de", "p02.de", "p10.de"], "p10.en and p02.de"),
+    ],
+)
+def test_pair_up_refuses_names_with_other_numbers(sources: list[str], targets: list[str], pair: str) -> None:
+    with pytest.raises(InputError, match=rf"^{pair} would be paired, .* other numbers: .* data\.train\.src"):
+        pair_up([*map(Path, sources)], [*map(Path, targets)], "data.train")
+
+
+@pytest.mark.parametrize("targets", [["p1.de", "p02.de"], ["a.de", "b.de"], ["x2024.de", "x2025.de"]])
+def test_pair_up_takes_like_numbers_and_names_that_have_nothing_in_common(targets: list[str]) -> None:
+    sources = [Path("p1.en"), Path("p2.en")]
+    assert pair_up(sources, [*map(Path, targets)], "data.train") == [*zip(sources, map(Path, targets), strict=True)]
+
+
 @pytest.mark.usefixtures("corpus")
 def test_pair_up_takes_one_side_for_both_only_of_a_single_file() -> None:
     assert list(find(src="a.en", tgt="a.en").pairs()) == [("a.en", "a.en")]

@@ -43,7 +43,9 @@ def damaged(path: Path, line: int, error: Exception) -> InputError:
 
 
 def open_bytes(path: Path, buffer_size: int) -> io.BufferedReader:
-    """What a file holds, decompressed as its suffix says. Reading raises one of DAMAGE where that fails."""
+    """What a file holds, decompressed as its suffix says. It or its reading raises one of DAMAGE where that fails."""
+    if path.suffix in COMPRESSIONS and path.is_file() and path.stat().st_size == 0:
+        raise EOFError("it is empty")  # which some decompressors take for an empty text
     match path.suffix:
         case ".gz":
             return io.BufferedReader(gzip.GzipFile(path, "rb"), buffer_size)

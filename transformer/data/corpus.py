@@ -35,7 +35,7 @@ LONGEST_LINE = 1 << 18  # bytes: no sentence comes near; memory must not depend 
 
 _INNER_END = re.compile(  # see has_several_sentences
     r"""[.!?…؟۔।。！？｡](?<!\b\w[.])(?<!\b\d\d[.])"""
-    r"""(?<!\b(?:Mr|Ms|Dr|St)[.])(?<!\bMrs[.])(?<!\bProf[.])(?:(?<=[。！？｡])|["'”’»)\]]*\s)\W*\w"""
+    r"""(?<!\b(?:Mr|Ms|Dr|St)[.])(?<!\bMrs[.])(?<!\bProf[.])(?:(?<=[。！？｡])|["'”’»)\]]*\s)\W{0,20}\w"""
 )
 
 _BUFFER = LONGEST_LINE  # so a longer line never lies in one buffer

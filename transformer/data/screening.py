@@ -100,7 +100,8 @@ def _clean(corpus: TrainingText, screened: Screened) -> Screened:
             codes[index] = DETECTED[fault]
             shown = samples.setdefault(fault.name, [])
             if len(shown) < SAMPLES:
-                shown.append(DroppedPair(number, index + 1, *(text[:SHOWN] for text in pair)))
+                texts = (text[:SHOWN].replace("\0", "\ufffd") for text in pair)  # a NUL, no record keeps
+                shown.append(DroppedPair(number, index + 1, *texts))
         verdicts.append(bytes(codes))
     return Screened(verdicts, screened.shards, samples)
 

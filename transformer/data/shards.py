@@ -65,6 +65,14 @@ def pair_up(sources: Sequence[Path], targets: Sequence[Path], key: str) -> list[
         )
     if len(sources) > 1 and sources == targets:
         raise InputError(f"{key}.src and {key}.tgt name the same files, {sources[0]} and so on: name those of one side")
+    if {*map(_numbers, sources)} & {*map(_numbers, targets)} - {()}:  # the numbers mean something
+        for source, target in zip(sources, targets, strict=True):
+            numbers, theirs = _numbers(source), _numbers(target)
+            if len(numbers) == len(theirs) and numbers != theirs:
+                raise InputError(
+                    f"{source} and {target} would be paired, the n-th file of one side with the n-th of the other, but "
+                    f"their names have other numbers: list the files of {key}.src and {key}.tgt in one order"
+                )
     return list(zip(sources, targets, strict=True))
 
 
@@ -75,6 +83,6 @@ def _find_lone(sources: Sequence[Path], targets: Sequence[Path]) -> Path:
     return next((path for path in longer if _numbers(path) not in numbers), longer[len(shorter)])
 
 
-def _numbers(path: Path) -> str:
+def _numbers(path: Path) -> tuple[int, ...]:
     """What tells a shard from the others: the numbers in its name."""
-    return " ".join(re.findall(r"\d+", path.name))
+    return tuple(map(int, re.findall(r"[0-9]+", path.name)))

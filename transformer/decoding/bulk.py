@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import stat
@@ -326,13 +327,21 @@ def from_files(
 ) -> Tally | None:
     """Write what comes of files, by the keys that name them, to the output: in blocks that are kept, if it can be.
 
-    Standard output, a pipe or a device is written as blocks come. The rest is as for `in_bulk`.
+    The files must have as many lines as one another. Standard output, a pipe or a device is written as blocks come. The
+    rest is as for `in_bulk`.
     """
     if job.output is None or not is_file(job.output):
         with nullcontext(stdout) if job.output is None else open(job.output, "wb") as file:
             return stream(blocks(), work, file, unit=unit, is_dialogue=file.isatty())
 
     texts = {key: Text.of(name, key) for key, name in files.items()}
+    first, *others = texts.values()
+    for other in others:
+        if other.lines != first.lines:  # known now, not after hours
+            raise InputError(
+                f"{first.path} has {first.lines} lines, {other.path} has {other.lines}: each line must belong to the "
+                "same line of the other file"
+            )
     settings = settings_of(job, translator, texts)
     return in_bulk(
         blocks,
@@ -468,7 +477,8 @@ def _join(place: _Place, settings: Settings) -> Tally:
     with suppress(FileNotFoundError):
         joined.chmod(stat.S_IMODE(place.output.stat().st_mode))  # an empty file may have been made for it
     counted = summed(tallies)
-    write_json(place.made_by, {**settings, "size": size, "counted": counted})
+    is_finite = {name: value if math.isfinite(value) else None for name, value in counted.items()}
+    write_json(place.made_by, {**settings, "size": size, "counted": is_finite})
     os.replace(joined, place.output)
     sync(place.output.parent)
     place.clear()
