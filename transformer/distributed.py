@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer.errors import InputError, PeerError, Stopped, TransformerError
+from transformer.errors import InputError, PeerError, Rank0Error, Stopped, TransformerError
 from transformer.liveness import Watch, ending_with_launcher, keeping_status, meeting_in_time
 from transformer.machine import cores, resolve_threads
 
@@ -115,7 +115,7 @@ class World:
         if failure is not None:
             raise failure
         if answer["failure"] is not None:
-            raise PeerError(f"rank 0: {answer['failure']}")
+            raise Rank0Error(f"rank 0: {answer['failure']}")
         return answer["value"]
 
     def share(
@@ -226,8 +226,11 @@ def is_rank0() -> bool:
 
 
 def world_size() -> int:
-    """How many processes torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """How many processes torchrun started; 1 without it. Raises InputError where another launcher says no number."""
+    size = os.environ.get("WORLD_SIZE") or "1"
+    if not size.isdecimal():
+        raise InputError(f"WORLD_SIZE={size}: how many processes there are: a whole number")
+    return int(size)
 
 
 def local_device(device: torch.device) -> torch.device:
@@ -325,6 +328,9 @@ def _meeting() -> Iterator[None]:
     """Around the messages by which the ranks meet. Where one fails, what there is of a process group is destroyed."""
     try:
         yield
+    except ValueError as error:
+        remedy = "each process needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        raise InputError(f"what starts the ranks is not torchrun, and forgot something ({error}): {remedy}") from error
     except RuntimeError as error:
         if dist.is_initialized():
             dist.destroy_process_group()

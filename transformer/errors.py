@@ -47,6 +47,10 @@ class PeerError(TransformerError):
     exit_status = 7
 
 
+class Rank0Error(PeerError):
+    """Rank 0 failed in a task of its own, of which it told the others: the next training may have all of them again."""
+
+
 class FindingsError(TransformerError):
     """`doctor` found something to mend before a training, or `verify` that a training did not come to the same."""
 

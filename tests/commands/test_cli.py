@@ -744,6 +744,15 @@ def test_complete_finds_the_experiments_of_a_folder_of_the_users_own(tmp_path: P
     assert "experiment=mine " not in complete("transformer train experiment=m")
 
 
+def test_complete_escapes_what_standard_output_cannot_say(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "größe.yaml").touch()
+    line = f"transformer train --config-dir={tmp_path} experiment=gr"
+    command = [sys.executable, "-m", "transformer", "--complete", line]
+    result = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+    assert b"experiment=gr\\xf6\\xdfe" in result.stdout
+
+
 def test_complete_offers_no_name_that_a_shell_would_run_or_expand(tmp_path: Path) -> None:
     """A shell puts what is offered into the line as it is: Enter would run `$(...)`."""
     (tmp_path / "experiment" / "table").mkdir(parents=True)
@@ -969,6 +978,8 @@ def test_multirun_names_a_run_after_what_the_sweep_changes() -> None:
         "train", "-m", "run_dir=x", "++train.max_steps=1_000", "train.learning_rate=1e-3", "+train.seed=2,3"
     ).jobs
     assert [job.run_dir for job in jobs] == ["x/train.seed-2", "x/train.seed-3"]
+    fixed = ("experiment=multi30k_en_de", "run_dir=x", "~data.test.test_2016_flickr")
+    assert [job.run_dir for job in enter("train", "-m", *fixed, "train.seed=2,3").jobs] == [job.run_dir for job in jobs]
     assert [job.run_dir for job in enter("train", "-m", "run_dir=x", "train.seed=2").jobs] == ["x"]
 
 

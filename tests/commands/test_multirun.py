@@ -160,6 +160,26 @@ def test_multirun_trains_on_two_ranks_and_skips_what_is_finished(tmp_path: Path)
     assert (tmp_path / "a" / "train.seed-3" / "results.json").exists()
 
 
+@pytest.mark.slow
+def test_multirun_goes_on_after_a_run_that_fails_on_rank_0_alone(tmp_path: Path) -> None:
+    """Which alone reads the text; the other one hears of it, and is there for the next run."""
+    job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=2, save_every=2, average=1)
+    given = [override for override in overrides(job) if not override.startswith(("data.train.src=", "train.seed="))]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*launcher, "-m", "transformer", "train", "-m", *given, f"data.train.src=no.src,{job.data.train.src}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode != 0
+    assert "1 of 2 runs failed with data.train.src=no.src: no.src: " in ended.stderr
+    assert len(re.findall(r"^test +BLEU ", ended.stdout, re.MULTILINE)) == 1
+    assert len([*(tmp_path / "a").glob("*/results.json")]) == 1
+
+
 # ---- what a sweep makes best ----------------------------------------------------------------------------------------
 
 VALIDATIONS = [

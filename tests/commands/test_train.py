@@ -45,7 +45,7 @@ from support.interventions import before_each_pass, before_each_update
 from support.resumed_runs import learned, stop_at
 from transformer.average import average_checkpoints
 from transformer.checkpoint import find_checkpoint
-from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, PrepareJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import (
     BleuTokenizer,
@@ -167,6 +167,14 @@ def test_run_dir_has_the_files_of_the_design(finished: Path) -> None:
     names = {f"{name}.{kind}" for name in ("test", "other") for kind in ("src", "ref", "hyp")} | {"dev.src", "dev.ref"}
     assert {path.name for path in (finished / "hypotheses").iterdir()} == names
     assert not [path for path in finished.rglob(".*") if path.name != ".lock"]
+
+
+def test_train_refuses_the_job_of_another_command(job: TrainJob, tmp_path: Path) -> None:
+    """Its further keys would be in run.json, which no command would read again."""
+    other = PrepareJob(run_dir=str(tmp_path / "a"), data=job.data)
+    with pytest.raises(InputError, match=r"^a PrepareJob is for another command: transformer\.compose"):
+        train(other)
+    assert not (tmp_path / "a").exists()
 
 
 def test_run_record_says_what_was_resolved_and_read(finished: Path, job: TrainJob) -> None:

@@ -413,6 +413,25 @@ def test_join_world_refuses_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch
         pass
 
 
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, r"variable RANK expected.* RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT$"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "variable MASTER_ADDR expected"),
+        ({"WORLD_SIZE": "two"}, r"^WORLD_SIZE=two: how many processes there are: a whole number$"),
+    ],
+)
+def test_join_world_names_what_a_launcher_forgot(
+    world: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message), join_world(torch.device("cpu")):
+        pass
+
+
 def test_join_world_leaves_no_process_group_where_the_ranks_do_not_meet(tmp_path: Path) -> None:
     """A second training of the same process could not begin otherwise."""
 

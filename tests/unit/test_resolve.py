@@ -16,6 +16,7 @@ from transformer.compute import has_compiler
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     AttentionKernel,
+    Decay,
     Device,
     Kernels,
     LayoutKind,
@@ -28,7 +29,7 @@ from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Store
 from transformer.errors import InputError
 from transformer.training import resolve
-from transformer.training.resolve import batching_of, resolve_again, resolve_settings
+from transformer.training.resolve import batching_of, resolve_again, resolve_settings, warn_of_idle_ranks
 from transformer.training.start import find_device
 
 GPU = torch.device("cuda")
@@ -162,6 +163,31 @@ def test_resolve_settings_does_not_compile_additive_attention() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_resolve_settings_says_that_a_rate_never_falls(decay: str, caplog: pytest.LogCaptureFixture) -> None:
+    said = "train.warmup_steps=500, but train.max_steps=400: the rate never falls"
+    resolve_settings(job(device=Device.cpu, decay=Decay[decay], warmup_steps=500, max_steps=400, learning_rate=1e-3), 1)
+    assert said in caplog.text
+    caplog.clear()
+    resolve_settings(job(device=Device.cpu, decay=Decay[decay], warmup_steps=300, max_steps=400, learning_rate=1e-3), 1)
+    resolve_settings(job(device=Device.cpu, warmup_steps=500, max_steps=400), 1)
+    assert caplog.text == ""
+
+
+def test_warn_of_idle_ranks_where_a_step_has_fewer_micro_batches_than_there_are_ranks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    alone = resolve_settings(job(device=Device.cpu, max_tokens=4096, tokens_per_step=8000), 1)
+    warn_of_idle_ranks(alone, tokens_per_step=8000, ranks=2)
+    assert caplog.text == ""
+    warn_of_idle_ranks(alone, tokens_per_step=8000, ranks=3)
+    assert "a step has 2 micro-batches, for 3 ranks" in caplog.text
+    assert "train.max_tokens=2667" in caplog.text
+    caplog.clear()
+    warn_of_idle_ranks(replace(alone, micro_batch_multiple=3), tokens_per_step=8000, ranks=3)
+    assert caplog.text == ""
+
+
 def test_resolve_settings_does_what_is_asked_for() -> None:
     resolved = resolve_settings(job(layout=LayoutKind.padded, compile=False), 1)
     assert (resolved.layout, resolved.compile) == (LayoutKind.padded, False)

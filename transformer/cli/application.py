@@ -41,7 +41,7 @@ from transformer.config.compose import (
 from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import shipped
 from transformer.config.settings import Metric
-from transformer.errors import PeerError, Stopped, TransformerError
+from transformer.errors import PeerError, Rank0Error, Stopped, TransformerError
 from transformer.seeding import seed_for
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Application:
                 self.add_finished(self.changes(), job, figure)
             return figure
         except Exception as error:
-            ends_all_runs = isinstance(error, Stopped | PeerError)
+            ends_all_runs = isinstance(error, Stopped | PeerError) and not isinstance(error, Rank0Error)
             if is_sweep and not ends_all_runs:
                 self.add_failure(self.runs, self.changes(), error)
                 return None  # Optuna takes this for a trial that failed
@@ -295,8 +295,8 @@ def _changed_overrides(given: Sequence[str]) -> list[str]:
 
 
 def key_of(override: str) -> str:
-    """The key of an override, without the plus signs that add it."""
-    return override.lstrip("+").partition("=")[0]
+    """The key of an override, without the signs that add it or take it away."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def _optuna_settings(given: Sequence[str]) -> list[str]:

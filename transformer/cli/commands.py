@@ -102,8 +102,14 @@ def _with_runs_here(job: Job) -> Job:
 
 @overload
 def compose(
-    command: Literal["prepare", "train"], overrides: Iterable[str], *, config_dir: str | Path | None = None
+    command: Literal["train"], overrides: Iterable[str], *, config_dir: str | Path | None = None
 ) -> TrainJob: ...
+
+
+@overload
+def compose(
+    command: Literal["prepare"], overrides: Iterable[str], *, config_dir: str | Path | None = None
+) -> PrepareJob: ...
 
 
 @overload

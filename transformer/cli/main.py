@@ -10,6 +10,7 @@ TRANSFORMER_DEBUG=1 shows the traceback of either.
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import platform
@@ -44,6 +45,8 @@ def main() -> NoReturn:
     _fill_closed_descriptors()
     _interrupt_on_signals()
     _log_to_stderr()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # of a locale without UTF-8
     logging.getLogger("transformer").setLevel(logging.INFO)  # not the root: the hub's client logs every request
     threading.excepthook = _end_thread
     sys.exit(_dispatch(sys.argv[1:]))

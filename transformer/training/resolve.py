@@ -6,6 +6,7 @@ sets by hand and for what depends on the machine at hand: threads, kernels, comp
 """
 
 import logging
+import math
 from dataclasses import replace
 
 import torch
@@ -22,7 +23,16 @@ from transformer.compute import (
     resolve_precision,
 )
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import AttentionKernel, Device, Kernels, LayoutKind, ModelConfig, Precision, Score
+from transformer.config.settings import (
+    AttentionKernel,
+    Decay,
+    Device,
+    Kernels,
+    LayoutKind,
+    ModelConfig,
+    Precision,
+    Score,
+)
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Lengths, Mixture
 from transformer.errors import InputError
@@ -46,6 +56,9 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     precision = resolve_precision(job.train.precision, device)
     _describe_device(job, device, precision)
     max_tokens = job.train.max_tokens or max(_default_max_tokens(device), job.data.filter.max_length + 1)
+    if job.train.decay in (Decay.linear, Decay.cosine) and job.train.max_steps <= job.train.warmup_steps:
+        warmup, steps = job.train.warmup_steps, job.train.max_steps
+        log.warning("train.warmup_steps=%d, but train.max_steps=%d: the rate never falls", warmup, steps)
 
     if job.train.fit_memory and device.type == "cpu":
         log.info("train.fit_memory tries steps on a GPU; on a CPU micro-batches have %d tokens", max_tokens)
@@ -74,6 +87,19 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
         attention_kernel=kernel if layout is LayoutKind.packed else None,
         loss_rows=loss_rows,
     )
+
+
+def warn_of_idle_ranks(resolved: Resolved, *, tokens_per_step: int, ranks: int) -> None:
+    """Say in the log where a run that goes on with more ranks than it began with has too little for them in a step."""
+    fewest = math.ceil(tokens_per_step / resolved.max_tokens)
+    count = math.ceil(fewest / resolved.micro_batch_multiple) * resolved.micro_batch_multiple
+    if count < ranks:
+        log.warning(
+            "a step has %d micro-batches, for %d ranks, as the run began with fewer: train.max_tokens=%d shares it out",
+            count,
+            ranks,
+            math.ceil(tokens_per_step / ranks),
+        )
 
 
 def _describe_device(job: TrainJob, device: torch.device, precision: Precision) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import from_json, to_json
-from transformer.errors import InputError, PeerError, Stopped, TransformerError
+from transformer.errors import InputError, PeerError, Rank0Error, Stopped, TransformerError
 from transformer.records import Results
 from transformer.training.loop import train
 
@@ -40,9 +40,9 @@ def _run(name: str, job: TrainJob) -> Results | Exception:
     """One run. An error of any kind ends it and not the grid: the other runs do not depend on it."""
     try:
         return train(job)
-    except (Stopped, PeerError):
-        raise
     except TransformerError as error:
+        if isinstance(error, Stopped | PeerError) and not isinstance(error, Rank0Error):
+            raise
         log.error("run %s failed: %s", name, error)
         return error
     except Exception as error:
