@@ -52,6 +52,11 @@ class JudgedText:
     hypotheses: Sequence[str]
     references: Sequence[str]
 
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[str, str]], hypotheses: Sequence[str]) -> "JudgedText":
+        """Translations of sentences that have references."""
+        return cls([source for source, _ in pairs], hypotheses, [reference for _, reference in pairs])
+
     def digests(self) -> dict[str, str]:
         """The SHA-256 of each text."""
         texts = {"src": self.sources, "hyp": self.hypotheses, "ref": self.references}

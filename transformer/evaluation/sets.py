@@ -190,13 +190,8 @@ def _kept_translations(job: EvaluateJob, run: RunDir, checkpoint: Checkpoint) ->
         return None
 
     log.info("%s: the judges read the translations that the run keeps", run.path)
-    kept = {name: _own_translations(run, name) for name in run.set_names() if name != DEV}
+    kept = {name: read_translations(run, name) for name in run.set_names() if name != DEV}
     return _Translated(results.search, results.engine, kept)
-
-
-def _own_translations(run: RunDir, name: str) -> list[str]:
-    """The translations of a set that the run keeps. Raises InputError where they cannot be read."""
-    return [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
 
 
 def _judge(
@@ -206,14 +201,14 @@ def _judge(
 
     It is kept with the run if these are the run's own translations.
     """
-    text = JudgedText([source for source, _ in pairs], hypotheses, [reference for _, reference in pairs])
+    text = JudgedText.of(pairs, hypotheses)
     new = judge_all(job.scorer, text, seconds=job.scorer_seconds, place=name)
     if job.test or not (new or run.judge_names(name)) or not run.text(name, HYPOTHESIS).exists():
         return new
 
     own = None
     with suppress(InputError):  # a training may be replacing them
-        own = _own_translations(run, name)
+        own = read_translations(run, name)
     if own == list(hypotheses):
         keep_judgements(run, name, new)
         return {**read_judgements(run, name, text), **new}
@@ -431,6 +426,11 @@ def read_set(run: RunDir, name: str, target: str = REFERENCE) -> list[Pair]:
     if len(sources) != len(targets):
         raise InputError(f"{source_path} has {len(sources)} lines, {target_path} has {len(targets)}: {_COPY_AGAIN}")
     return list(zip(sources, targets, strict=True))
+
+
+def read_translations(run: RunDir, name: str) -> list[str]:
+    """The translations of a set that the run keeps. Raises InputError as `read_set` does."""
+    return [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
 
 
 def _read_lines(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ from transformer.errors import InputError
 from transformer.evaluation.files import read_parallel
 from transformer.evaluation.judges import JudgedText, read_judgements
 from transformer.evaluation.score import check_plain_text
-from transformer.evaluation.sets import check_kept, read_set
+from transformer.evaluation.sets import check_kept, read_set, read_translations
 from transformer.published.run import run_path
 from transformer.records import Results
 from transformer.run_dir import HYPOTHESIS, RunDir
@@ -104,7 +104,7 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuToken
         pairs = kept[baseline][test_set]
         for name in names[1:]:
             _check_same_text(test_set, pairs, kept[name][test_set], runs=(baseline, name))
-        translations = {name: _read_translations(run, test_set) for name, run in runs.items()}
+        translations = {name: read_translations(run, test_set) for name, run in runs.items()}
         judged, reasons = _judged(test_set, runs, kept, translations)
         notes += reasons
         sets[test_set] = Texts(
@@ -149,8 +149,7 @@ def _judged(
     """What the same judges said of the translations of all runs, and why others do not count."""
     of_runs = {}
     for name, run in runs.items():
-        sources, references = zip(*kept[name][test_set], strict=True)
-        of_runs[name] = read_judgements(run, test_set, JudgedText(sources, translations[name], references))
+        of_runs[name] = read_judgements(run, test_set, JudgedText.of(kept[name][test_set], translations[name]))
 
     judged = []
     notes = []
@@ -165,10 +164,6 @@ def _judged(
             continue
         judged.append(Judged(judge, described[0], [of_run[judge].segments for of_run in of_runs.values()]))
     return judged, notes
-
-
-def _read_translations(run: RunDir, test_set: str) -> list[str]:
-    return [hypothesis for _, hypothesis in read_set(run, test_set, HYPOTHESIS)]
 
 
 def check_systems(names: Sequence[str], usage: str) -> None:

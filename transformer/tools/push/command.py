@@ -24,7 +24,7 @@ from transformer.data.report import read_report
 from transformer.data.tokenizer import read_models
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.judges import JudgedText, read_judgements
-from transformer.evaluation.sets import check_kept, read_set, read_sets
+from transformer.evaluation.sets import check_kept, read_set, read_sets, read_translations
 from transformer.files import list_names, make_directories, storage_error, write_file, write_json
 from transformer.published.hub_run import CARD, RUN_FILE, check_sealed, seal
 from transformer.records import Results, Scores
@@ -136,9 +136,7 @@ def _judged(run: RunDir, name: str, scores: Scores) -> Scores:
     """The scores of a set, with what judges have said of these translations."""
     if not run.judge_names(name) or not run.text(name, HYPOTHESIS).exists():
         return scores
-    pairs = read_set(run, name)
-    hypotheses = [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
-    text = JudgedText([source for source, _ in pairs], hypotheses, [reference for _, reference in pairs])
+    text = JudgedText.of(read_set(run, name), read_translations(run, name))
     return replace(scores, judges=read_judgements(run, name, text))
 
 

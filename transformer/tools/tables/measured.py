@@ -10,10 +10,10 @@ from transformer.cost import step_flops
 from transformer.data.report import read_report
 from transformer.data.tokenizer import Tokenizers
 from transformer.evaluation.judges import JudgedText, read_judgements
-from transformer.evaluation.sets import read_set
+from transformer.evaluation.sets import read_set, read_translations
 from transformer.loss import perplexity
 from transformer.records import Results
-from transformer.run_dir import DEV, HYPOTHESIS, RunDir
+from transformer.run_dir import DEV, RunDir
 from transformer.tools.significance import Interval, bootstrap_bleu
 
 
@@ -76,14 +76,12 @@ def measure(job: TrainJob, results: Results) -> Measured:
     scores = {}
     judges = {}
     for name in results.test_sets or ([] if results.dev is None else [DEV]):
-        sources = [source for source, _ in read_set(run, name)]
-        references = [reference for _, reference in read_set(run, name)]
-        hypotheses = [hypothesis for _, hypothesis in read_set(run, name, HYPOTHESIS)]
+        text = JudgedText.of(read_set(run, name), read_translations(run, name))
         scores[name] = bootstrap_bleu(
-            hypotheses, references, tgt_lang=job.data.tgt_lang_of(name), tokenize=job.data.bleu_tokenize
+            text.hypotheses, text.references, tgt_lang=job.data.tgt_lang_of(name), tokenize=job.data.bleu_tokenize
         )
 
-        for judge, judgement in read_judgements(run, name, JudgedText(sources, hypotheses, references)).items():
+        for judge, judgement in read_judgements(run, name, text).items():
             judges[f"{judge}, {name}"] = judgement.system
 
     # Perplexity per piece and per word: the same loss is spread over fewer words than pieces.
