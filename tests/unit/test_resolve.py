@@ -162,7 +162,6 @@ def test_resolve_settings_does_not_compile_additive_attention() -> None:
     assert not resolve_settings(job({"score": Score.additive}, compile=True), 1).compile
 
 
-@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_resolve_settings_says_that_a_rate_never_falls(decay: str, caplog: pytest.LogCaptureFixture) -> None:
     said = "train.warmup_steps=500, but train.max_steps=400: the rate never falls"
@@ -188,6 +187,7 @@ def test_warn_of_idle_ranks_where_a_step_has_fewer_micro_batches_than_there_are_
     assert caplog.text == ""
 
 
+@pytest.mark.usefixtures("gpu")
 def test_resolve_settings_does_what_is_asked_for() -> None:
     resolved = resolve_settings(job(layout=LayoutKind.padded, compile=False), 1)
     assert (resolved.layout, resolved.compile) == (LayoutKind.padded, False)

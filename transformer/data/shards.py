@@ -65,7 +65,8 @@ def pair_up(sources: Sequence[Path], targets: Sequence[Path], key: str) -> list[
         )
     if len(sources) > 1 and sources == targets:
         raise InputError(f"{key}.src and {key}.tgt name the same files, {sources[0]} and so on: name those of one side")
-    if {*map(_numbers, sources)} & {*map(_numbers, targets)} - {()}:  # the numbers mean something
+    of_both = {*map(_numbers, sources)} & {*map(_numbers, targets)}
+    if of_both - {()}:  # so the numbers say what belongs together
         for source, target in zip(sources, targets, strict=True):
             numbers, theirs = _numbers(source), _numbers(target)
             if len(numbers) == len(theirs) and numbers != theirs:

@@ -477,8 +477,8 @@ def _join(place: _Place, settings: Settings) -> Tally:
     with suppress(FileNotFoundError):
         joined.chmod(stat.S_IMODE(place.output.stat().st_mode))  # an empty file may have been made for it
     counted = summed(tallies)
-    is_finite = {name: value if math.isfinite(value) else None for name, value in counted.items()}
-    write_json(place.made_by, {**settings, "size": size, "counted": is_finite})
+    as_json = {name: value if math.isfinite(value) else None for name, value in counted.items()}
+    write_json(place.made_by, {**settings, "size": size, "counted": as_json})
     os.replace(joined, place.output)
     sync(place.output.parent)
     place.clear()
