@@ -5,6 +5,7 @@ its own, `averaged`.
 """
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,10 +78,14 @@ def scheduled_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
     """The newest `last` checkpoints that were due by `save_every`, or are of the run's last step; oldest first.
 
     A checkpoint that a signal or a new best score left in between is not among them: the average must not depend on
-    when a run was interrupted.
+    when a run was interrupted. Where some of them are gone, the log says so.
     """
     steps = list_steps(run_dir)
-    return [step for step in steps if step % save_every == 0 or step == steps[-1]][-last:]
+    scheduled = [step for step in steps if step % save_every == 0 or step == steps[-1]][-last:]
+    due = min(last, math.ceil(steps[-1] / save_every)) if steps else 0
+    if len(scheduled) < due:
+        log.warning("%d checkpoints were to be averaged, and %d are there (train.keep_last)", due, len(scheduled))
+    return scheduled
 
 
 def best_kept_steps(run_dir: Path, progress: Progress, *, metric: Metric, count: int) -> list[int]:
@@ -125,8 +130,5 @@ def average(job: AverageJob) -> Checkpoint:
             steps = best_kept_steps(run_dir, progress, metric=recipe.metric, count=job.best)
             return average_checkpoints(run_dir, steps, run_step=checkpoint.step, job=run_job)
 
-        wanted = job.last or recipe.average
-        steps = scheduled_steps(run_dir, save_every=recipe.save_every, last=wanted)
-        if len(steps) < wanted:
-            log.warning("%d checkpoints were to be averaged, and %d are there (train.keep_last)", wanted, len(steps))
+        steps = scheduled_steps(run_dir, save_every=recipe.save_every, last=job.last or recipe.average)
         return average_checkpoints(run_dir, steps, job=run_job)

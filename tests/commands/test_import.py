@@ -535,7 +535,7 @@ def test_import_asks_for_languages_that_nobody_names(saved: Saved, tmp_path: Pat
 def test_train_refuses_an_imported_run_as_its_own(saved: Saved, tmp_path: Path) -> None:
     run_dir = shutil.copytree(saved("OPUS-MT")[2], tmp_path / "run")
     before = (run_dir / "averaged" / "model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="an imported model: train with init_from="):
+    with pytest.raises(InputError, match="a model that a start would remove: train with init_from="):
         run(tiny_job(run_dir, write_corpus(tmp_path / "corpus")))
     assert (run_dir / "averaged" / "model.safetensors").read_bytes() == before
 

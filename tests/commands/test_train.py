@@ -815,7 +815,7 @@ def test_average_takes_the_last_checkpoints_asked_for(
 ) -> None:
     run_command("average", AverageJob(run_dir=str(copied), last=last))
     listed = ", ".join(map(str, steps))
-    warnings = [f"{last} checkpoints were to be averaged, and 4 are there (train.keep_last)"] if last > 4 else []
+    warnings = ["6 checkpoints were to be averaged, and 4 are there (train.keep_last)"] if last > 4 else []
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == warnings
     assert capsys.readouterr().out == f"{copied / 'averaged'}: mean of steps {listed}\n"
     run_command("average", AverageJob(run_dir=str(copied), last=last, format=Format.json))
@@ -877,6 +877,32 @@ def test_average_of_the_best_is_refused_where_none_was_validated(corpus: DataCon
     (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest | {"step": 2}, indent=2) + "\n", encoding="utf-8")
     with pytest.raises(InputError, match="none of its checkpoints has been validated"):
         run_command("average", AverageJob(run_dir=str(run_dir), best=2))
+
+
+def test_train_keeps_checkpoints_of_an_earlier_schedule_until_there_are_new_ones(
+    corpus: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe: dict[str, Any] = {"validate_every": 99, "average": 3, "keep_last": 3, "keep_best": 0}
+    run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=12, save_every=4, **recipe))
+    assert steps_of(run_dir) == [4, 8, 12]
+    caplog.clear()
+    run(tiny_job(run_dir, corpus, max_steps=18, save_every=6, **recipe))
+    assert steps_of(run_dir) == [8, 12, 18]
+    assert "3 checkpoints were to be averaged, and 2 are there" in caplog.text
+    run(tiny_job(run_dir, corpus, max_steps=24, save_every=6, **recipe))
+    assert steps_of(run_dir) == [12, 18, 24]
+    assert read(run_dir / "averaged" / "state.json")["averaged"] == [12, 18, 24]
+
+
+def test_train_refuses_to_begin_anew_over_an_averaged_model(copied: Path, job: TrainJob, tmp_path: Path) -> None:
+    """What is left where checkpoints were removed for room; other runs may begin with it."""
+    shutil.rmtree(copied / "checkpoints")
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="a model that a start would remove: train with init_from="):
+        run(replace(job, run_dir=str(copied)))
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+    again = replace(job, run_dir=str(tmp_path / "b"), init_from=str(copied), train=replace(job.train, max_steps=10))
+    assert run(again) == tmp_path / "b"
 
 
 def translated(run_dir: Path, text: bytes, **options: Any) -> bytes:

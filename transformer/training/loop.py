@@ -424,11 +424,14 @@ def _finite_tensors(run: Run) -> dict[str, Mapping[str, Tensor]]:
 
 
 def _rotate(directory: RunDir, config: TrainConfig, progress: Progress) -> None:
-    """Keep the newest checkpoints of the schedule and the best ones; best.json names the best of those that stay."""
+    """Keep the newest checkpoints of the schedule and the best ones; best.json names the best of those that stay.
+
+    Where the schedule has too few yet, the newest others stay, too: `train.save_every` may have changed at a resume.
+    """
     steps = list_steps(directory.path)
-    scheduled = [step for step in steps if step % config.save_every == 0]
+    by_worth = sorted(steps, key=lambda step: (step % config.save_every == 0, step))
     best = progress.best_steps(config.metric)
-    kept = {*scheduled[-config.keep_last :], *best[: config.keep_best], progress.step}
+    kept = {*by_worth[-config.keep_last :], *best[: config.keep_best], progress.step}
 
     # best.json is written before anything is removed: whenever the process dies, the checkpoint that it names is there.
     best_kept = next((step for step in best if step in kept and step in steps), None)

@@ -56,7 +56,7 @@ def start_run(
         _check_same_data(like, prepared, source)
 
     # A run whose checkpoints were taken away may have left these.
-    for stale in (run.history, run.results, run.best, run.averaged, run.target_tokenizer):
+    for stale in (run.history, run.results, run.best, run.target_tokenizer):
         remove(stale)
 
     resolved = resolve_settings(job, world_size) if like is None else resolve_again(job, like.read_record().resolved)

@@ -92,7 +92,7 @@ def open_run(job: TrainJob, world: World, *, like: RunDir | None = None) -> Iter
     # The checkpoint of `init_from`, which a run needs only until it has one of its own.
     has_begun = world.from_rank0(lambda: bool(list_steps(directory.path)))
     if not has_begun:
-        world.from_rank0(lambda: _refuse_imported(directory))
+        world.from_rank0(lambda: _refuse_to_replace(directory))
     begun_from = replace(job, init_from=_share_place(job, world))
     source = None if has_begun else _share_checkpoint(world, lambda: find_source(begun_from))
 
@@ -179,13 +179,13 @@ def _share_place(job: TrainJob, world: World) -> str | None:
     return world.share(find, pack=lambda place: place, unpack=lambda place: place, wait=Wait.work)
 
 
-def _refuse_imported(directory: RunDir) -> None:
-    """Raise InputError where the directory has a model that was imported: a start would remove it."""
-    with suppress(CheckpointError):  # there is none, or one that is damaged, which is replaced
-        if directory.read_record().imported is not None:
-            raise InputError(
-                f"{directory.path}: an imported model: train with init_from={directory.path} in another run_dir"
-            )
+def _refuse_to_replace(directory: RunDir) -> None:
+    """Raise InputError where a model is all that a run has: imported, or left when its checkpoints were removed."""
+    if directory.averaged.exists():
+        raise InputError(
+            f"{directory.path}: there is no checkpoint to go on from, but a model that a start would remove: "
+            f"train with init_from={directory.path} in another run_dir, or remove {directory.averaged}"
+        )
 
 
 def _start_or_resume(
