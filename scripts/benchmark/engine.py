@@ -8,24 +8,26 @@ has a worker of one thread for each core, and that batch size, of some, which wa
 counted. `patient` is CTranslate2 with as many finished hypotheses as ours asks for in float32, or with a length
 penalty: what that costs, and what our command does beyond it, can be told apart.
 
-They take turns; ratios are formed within a round. On a shared machine, look at the CPU seconds. Then some lines, the
-first ones, are translated one at a time by a loaded translator and by CTranslate2 with one worker of all threads, in
-turns: of a line that ours leaves to torch, that is another search altogether.
+They take turns; ratios are formed within a round. On a shared machine, look at the CPU seconds, and where other guests
+come and go within a turn, take `--at-once`: ours and `ct2` start at the same moment, and meet the same guests. Then
+some lines, the first ones, are translated one at a time by a loaded translator and by CTranslate2 with one worker of
+all threads, in turns: of a line that ours leaves to torch, that is another search altogether.
 """
 
 import argparse
 import json
-import resource
+import os
 import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import torch
@@ -83,9 +85,12 @@ def main(arguments: list[str]) -> None:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         contenders, batch = contenders_of(args, translator, lines, path=path, threads=threads)
         turns = {name: [] for name in contenders}  # type: dict[str, list[Turn]]
-        for _ in range(args.rounds):
-            for name, command in contenders.items():
-                turns[name].append(take(command, path))
+        if args.at_once:
+            del contenders["patient"], turns["patient"]
+        with ThreadPoolExecutor(len(contenders) if args.at_once else 1) as pool:
+            for _ in range(args.rounds):
+                for name, turn in zip(contenders, pool.map(partial(take, path=path), contenders.values()), strict=True):
+                    turns[name].append(turn)
         alone = alone_of(args, translator, given[:ALONE], threads=threads)
 
     facts = {
@@ -115,6 +120,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--lines", type=positive, help="so many, the input again and again (default: the input)")
     parser.add_argument("--batches", type=positive, nargs="+", default=[32, 64, 128], help="CTranslate2's, to try")
     parser.add_argument("--rounds", type=positive, default=3, help="turns of each (default: %(default)s)")
+    parser.add_argument("--at-once", action="store_true", help="ours and ct2 at the same time, not in turns")
     parser.add_argument("--repeats", type=positive, default=10, help="of a line alone (default: %(default)s)")
     parser.add_argument("--threads", type=positive, help="of each contender (default: one for each core)")
     parser.add_argument("--output", type=Path, help="write every number here, as JSON")
@@ -138,12 +144,16 @@ def contenders_of(
     def theirs(**changes: Any) -> list[str]:
         return [sys.executable, "-c", THEIRS, json.dumps(spec | {"search": search | changes})]
 
-    batch = min(args.batches, key=lambda size: take(theirs(max_batch_size=size), path).cpu_seconds)
+    batch, *others = args.batches
+    if others:
+        batch = min(args.batches, key=lambda size: take(theirs(max_batch_size=size), path).cpu_seconds)
     beam = translator.search.beam_size
     engine = ["search.engine=ctranslate2", f"search.engine_type={args.type}", "device=cpu", f"threads={threads}"]
     penalty = f"search.length_penalty={translator.search.length_penalty}"
     ours = [sys.executable, "-m", "transformer", "translate", f"run_dir={run}", penalty, *engine]
-    take(ours, path)  # not counted, either
+    few = path.with_name("few.txt")
+    few.write_text("".join(f"{line}\n" for line in lines[:100]), encoding="utf-8")
+    take(ours, few)  # not counted, either
     return {
         "ours": ours,
         "ct2": theirs(max_batch_size=batch),
@@ -172,16 +182,16 @@ def search_of(translator: Translator, lines: list[str]) -> dict[str, Any]:
 
 def take(command: list[str], path: Path) -> Turn:
     """A whole process, which has the lines on standard input."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.perf_counter()
-    with path.open(encoding="utf-8") as stdin:
-        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        sys.exit(f"error: {shlex.join(command[:4])} ended with status {done.returncode}: {done.stderr}")
-    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Turn(seconds, cpu_seconds, done.stdout.split("\n")[:-1])
+    with path.open(encoding="utf-8") as stdin, TemporaryFile("w+", encoding="utf-8") as output:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdin=stdin, stdout=output)
+        _, status, usage = os.wait4(process.pid, 0)  # of this process alone
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"error: {shlex.join(command[:4])} ended with status {process.returncode}")
+        output.seek(0)
+        return Turn(seconds, usage.ru_utime + usage.ru_stime, output.read().split("\n")[:-1])
 
 
 def same(texts: list[str], others: list[str]) -> float:
