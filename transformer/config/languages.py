@@ -61,6 +61,9 @@ _SHORT = {three: two for two, _, three in (pair.partition(":") for pair in (_BOT
 
 _NAME = dict(entry.split(":") for entry in " ".join(_NAMES.split()).split(", "))
 
+# Written without spaces between words, nor between sentences.
+UNSPACED = frozenset({"bo", "dz", "ja", "km", "lo", "my", "th", "zh"})
+
 
 def name_of(language: str) -> str:
     """The English name of a language, by what `language_of` gives; the code itself where it has three letters."""

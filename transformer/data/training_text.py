@@ -132,6 +132,11 @@ def training_weights(data: DataConfig) -> dict[str, float]:
     return weights
 
 
+def is_training_set(name: str) -> bool:
+    """Whether the set of this name is trained on; the others are for evaluation."""
+    return name == "train" or name.startswith("extra.")
+
+
 def configured_sets(data: DataConfig) -> dict[str, PairConfig]:
     """Every set of pairs by its key, first those whose faults show soonest: small sets, and files on this machine."""
     return dict(sorted(data.sets().items(), key=lambda item: is_copied(item[1])))

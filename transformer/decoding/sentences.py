@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from transformer.config.languages import language_of
+from transformer.config.languages import UNSPACED, language_of
 from transformer.data.corpus import has_several_sentences
 from transformer.data.report import DataReport, read_report
 from transformer.data.tokenizer import Tokenizer
@@ -21,7 +21,6 @@ from transformer.errors import CheckpointError, InputError
 from transformer.run_dir import RunDir
 
 HARDLY_EVER = 0.01  # share of the training sources
-UNSPACED = ("bo", "ja", "km", "lo", "my", "th", "zh")  # no space between two sentences
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from transformer.config.languages import language_of
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, FilterConfig, LayoutKind, Precision, TokenizerConfig
 from transformer.data.hub import HubModel, Unreachable, copies_of, fetch, find_model, is_on_hub, name_on_hub
-from transformer.data.source import store_beside
+from transformer.data.training_text import store_dir_of
 from transformer.errors import CheckpointError, InputError
 from transformer.files import MANIFEST, build_once, digest_file, list_names, open_regular, storage_error, write_file
 from transformer.published.hub_run import CARD, RUN_FILE, copy_run, is_intact, is_run
@@ -313,8 +313,7 @@ def located(job: TrainJob) -> TrainJob:
     if not is_on_hub(source) and (is_checkpoint(Path(source)) or not is_marian(Path(source))):
         return job
 
-    imports = (Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)) / "imports"
-    path = imports / _name(source)
+    path = store_dir_of(job) / "imports" / _name(source)
     if not _is_usable(path):
         with _found(source, "init_from") as place:
             log.info("%s: importing %s, once", path, source)

@@ -11,15 +11,14 @@ corpora.
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from transformer.compute import avoid_cudnn_attention
 from transformer.config.jobs import TrainJob
 from transformer.data.prepare import prepare
-from transformer.data.source import resolve_source, store_beside
-from transformer.data.training_text import configured_sets
+from transformer.data.source import resolve_source
+from transformer.data.training_text import configured_sets, is_training_set, store_dir_of
 from transformer.errors import CheckpointError, FindingsError, InputError
 from transformer.published.run import located
 from transformer.tools.doctor.alignment import check_alignment
@@ -27,7 +26,7 @@ from transformer.tools.doctor.findings import Check, Level, failed
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.languages import check_languages
 from transformer.tools.doctor.pieces import check_characters, check_dropped, check_longest, check_pieces, check_plan
-from transformer.tools.doctor.survey import KnownTexts, Survey, is_training_set, survey
+from transformer.tools.doctor.survey import KnownTexts, Survey, survey
 from transformer.tools.doctor.text import check_text
 from transformer.tools.doctor.training import check_cost, check_device, check_leak, check_overfit
 from transformer.tools.doctor.vocabulary import check_sizes
@@ -98,7 +97,7 @@ def require_health(diagnosis: Diagnosis) -> None:
 def _read_sets(job: TrainJob) -> list[Survey]:
     """Every set: the training sets first, `train` before the others, then the evaluation sets, dev first."""
     # Where each set is.
-    store_dir = Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)
+    store_dir = store_dir_of(job)
     sources = {
         name: resolve_source(pair, f"data.{name}", languages=job.data.languages_of(name), store_dir=store_dir)
         for name, pair in configured_sets(job.data).items()

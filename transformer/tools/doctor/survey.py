@@ -16,6 +16,7 @@ from itertools import islice
 from transformer.data.corpus import Pair
 from transformer.data.detectors.sample import BLOCK, BlockSample
 from transformer.data.source import Source
+from transformer.data.training_text import is_training_set
 from transformer.tools.doctor.findings import LISTED, Place
 
 SIDES = ("source", "target")
@@ -154,11 +155,6 @@ class Survey:
             paths = self.shards[number].paths
             places += [Place(path, in_shard) for path in (dict.fromkeys(paths) if side is None else [paths[side]])]
         return places
-
-
-def is_training_set(name: str) -> bool:
-    """Whether the set of this name is trained on; the others are for evaluation."""
-    return name == "train" or name.startswith("extra.")
 
 
 def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:

@@ -15,6 +15,7 @@ from transformer.config.languages import language_of
 from transformer.cost import count_parameters, step_flops
 from transformer.data.hub import CardScore, CardSet, card_head, name_on_hub
 from transformer.data.report import DataReport, SetReport
+from transformer.data.training_text import is_training_set
 from transformer.evaluation.sets import describe_origin
 from transformer.records import Imported, Results, RunRecord, Scores
 from transformer.run_dir import DEV, RunDir, tensor_file
@@ -78,7 +79,7 @@ def _head(subject: Subject, job: PushJob) -> str:
     of_hub = [
         of_set.origin.dataset
         for name, of_set in _sets(subject).items()
-        if _is_of_training(name) and of_set.origin is not None and of_set.origin.revision is not None
+        if is_training_set(name) and of_set.origin is not None and of_set.origin.revision is not None
     ]
     return card_head(
         job.repo,
@@ -210,7 +211,7 @@ def _data(subject: Subject) -> list[str]:
     if report is None:
         return []
     rows = []
-    for name, of_set in sorted(report.sets.items(), key=lambda item: not _is_of_training(item[0])):
+    for name, of_set in sorted(report.sets.items(), key=lambda item: not is_training_set(item[0])):
         origin = of_set.origin
         files = list(of_set.files.values())
         source = str(origin) if origin is not None else ", ".join(file.path for file in files)
@@ -343,10 +344,6 @@ def _licence(subject: Subject, job: PushJob) -> list[str]:
 
 def _sets(subject: Subject) -> Mapping[str, SetReport]:
     return {} if subject.report is None else subject.report.sets
-
-
-def _is_of_training(name: str) -> bool:
-    return name == "train" or name.startswith("extra.")
 
 
 def _line(command: str, arguments: Sequence[str]) -> str:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import groupby
 
-from transformer.config.languages import language_of
+from transformer.config.languages import UNSPACED, language_of
 from transformer.terminal import JOINERS
 from transformer.tools.compare.texts import Texts
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import shorten
 from transformer.tools.significance import Metrics
 
-WITHOUT_SPACES = {"zh", "ja", "th", "lo", "km", "my", "bo", "dz"}
 MOST_CHARACTERS = 600  # of a text that is shown
 
 
@@ -131,7 +130,7 @@ def choose_samples(name: str, texts: Texts, metrics: Metrics, *, count: int) -> 
     ranked = sorted(range(len(scores)), key=lambda place: (not is_exact[place], -scores[place]))
     chosen = spread(ranked[max(0, sum(is_exact) - 1) :], count)
 
-    by_character = language_of(metrics.tgt_lang, "data.tgt_lang") in WITHOUT_SPACES
+    by_character = language_of(metrics.tgt_lang, "data.tgt_lang") in UNSPACED
     units = "characters" if by_character else "words"
     return SampleSet(
         name=shorten(name),
