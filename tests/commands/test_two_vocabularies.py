@@ -259,7 +259,8 @@ def test_train_resumes_exactly(finished: TrainJob, tmp_path: Path) -> None:
 
 
 def test_train_anew_with_one_vocabulary_leaves_no_second_tokenizer(copied: Path, corpus: DataConfig) -> None:
-    shutil.rmtree(copied / "checkpoints")
+    for model in ("checkpoints", "averaged"):
+        shutil.rmtree(copied / model)
     run(tiny_job(copied, corpus, max_steps=2, average=1, save_every=2, validate_every=2))
     assert (copied / FILES[0]).exists()
     assert not (copied / FILES[1]).exists()

@@ -486,7 +486,7 @@ def test_train_counts_skipped_updates_in_a_row_over_a_resume(
     with pytest.raises(NumericalError, match=r"10 consecutive updates.* up to step 20"):
         run(job)
     assert seen.step == 20
-    assert steps_of(tmp_path / "a") == [20], "the position is saved"
+    assert steps_of(tmp_path / "a") == [8, 20], "the position is saved"
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------------
