@@ -901,8 +901,9 @@ def test_train_refuses_to_begin_anew_over_an_averaged_model(copied: Path, job: T
     with pytest.raises(InputError, match="a model that a start would remove: train with init_from="):
         run(replace(job, run_dir=str(copied)))
     assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+    assert translated(copied, b"one two\n").count(b"\n") == 1
     again = replace(job, run_dir=str(tmp_path / "b"), init_from=str(copied), train=replace(job.train, max_steps=10))
-    assert run(again) == tmp_path / "b"
+    assert read(run(again) / "run.json")["init_from"]["step"] == 60
 
 
 def translated(run_dir: Path, text: bytes, **options: Any) -> bytes:
