@@ -1,7 +1,8 @@
-"""How much slower a command is beside endless loops, by how OpenMP's threads wait: as here, OpenMP's default, passive.
+"""How long a command takes by its environment, beside endless loops or none: most of all by how OpenMP's threads wait.
 
     python scripts/benchmark/neighbours.py --loops 2 -- transformer train train.max_steps=60 run_dir={}
     python scripts/benchmark/neighbours.py --loops 0 --rounds 10 -- transformer translate run_dir=runs/demo < source.txt
+    python scripts/benchmark/neighbours.py --loops 0 --settings ours --variables LD_PRELOAD=libjemalloc.so.2 -- ...
 
 `{}` is an empty folder of the run's own. Every run is a whole process, and the settings take turns; the loops have the
 command's priority, and run all the time. What comes on standard input is read once, and given to each.
@@ -36,13 +37,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--settings", type=among(*SETTINGS), default=list(SETTINGS), help=f"of {', '.join(SETTINGS)} (default: all)"
     )
-    parser.add_argument("--spin", type=positive, nargs="*", default=[], help="other spin counts to try")
+    parser.add_argument(
+        "--variables", type=variables, nargs="*", default=[], help="more settings, each 'NAME=VALUE NAME=VALUE'"
+    )
     parser.add_argument("--output", type=Path, help="a JSON file with every number")
     parser.add_argument("command", nargs="+", help="what is run")
     args = parser.parse_args(arguments)
 
     settings = {name: SETTINGS[name] for name in args.settings}
-    settings |= {f"GOMP_SPINCOUNT={count}": {"GOMP_SPINCOUNT": str(count)} for count in args.spin}
+    settings |= {" ".join(f"{name}={value}" for name, value in more.items()): more for more in args.variables}
     given = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
     with loops(args.loops):
         seconds = measure(args.command, settings, given=given, rounds=args.rounds)
@@ -52,6 +55,11 @@ def main(arguments: list[str]) -> None:
     if args.output is not None:
         args.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print("\n".join(page(command, seconds)))
+
+
+def variables(text: str) -> dict[str, str]:
+    """Environment variables from `NAME=VALUE NAME=VALUE`. Raises ValueError for anything else."""
+    return dict(word.split("=", 1) for word in shlex.split(text))
 
 
 @contextmanager
@@ -89,7 +97,7 @@ def page(command: str, seconds: dict[str, list[float]]) -> Iterator[str]:
     first = next(iter(seconds))
     yield f"    {command}"
     yield ""
-    yield row(["how threads wait", "seconds", "range", f"beside {first}", "range"])
+    yield row(["environment", "seconds", "range", f"beside {first}", "range"])
     yield rule(1, 4)
     for name, times in seconds.items():
         compared = ratios(times, seconds[first])

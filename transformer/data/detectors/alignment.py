@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from transformer.data.detectors.lexicon import Bags, Floats, Lexicon, words_of
+from transformer.data.detectors.lexicon import Bags, Floats, Lexicon, stems_of
 from transformer.data.detectors.sample import BLOCK, BlockSample
 from transformer.data.store import Ids
 
@@ -60,7 +60,7 @@ def thinning(sources: Sequence[str], targets: Sequence[str]) -> int:
     # Estimate the links from every 20th pair.
     links = 0
     for index in range(0, len(sources), 20):
-        links += 20 * len(words_of(sources[index])) * len(words_of(targets[index]))
+        links += 20 * len(stems_of(sources[index])) * len(stems_of(targets[index]))
     return max(1, -(-links // MOST_LINKS))  # rounded up
 
 

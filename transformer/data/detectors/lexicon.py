@@ -42,7 +42,7 @@ def all_words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def words_of(text: str) -> list[str]:
+def stems_of(text: str) -> list[str]:
     """The different words of a sentence, cut to their stems, in the order in which they come."""
     return list(dict.fromkeys(word[:STEM] for word in all_words_of(text)))
 
@@ -64,7 +64,7 @@ class Bags:
         number_of = numbers.get if is_known else numbers.setdefault
         sentences = []
         for text in texts:
-            words = words_of(text)[:MOST_WORDS]
+            words = stems_of(text)[:MOST_WORDS]
             numbered = [number_of(word, len(numbers)) for word in words]
             sentences.append([0, *numbered] if has_null else numbered)
 
