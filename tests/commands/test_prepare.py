@@ -674,6 +674,16 @@ def test_prepare_refuses_a_pipe(job: TrainJob, tmp_path: Path, name: str) -> Non
         os.close(reader)
 
 
+def test_prepare_refuses_a_name_that_no_record_could_hold(job: TrainJob, tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    name = os.fsdecode(b"caf\xe9.en")
+    (folder / "train.en").rename(folder / name)
+    train = replace(job.data.train, src=str(folder / name))
+    with pytest.raises(InputError, match=r"caf\\udce9\.en': its name is not in UTF-8, so no record could hold it: "):
+        prepare(replace(job, data=replace(job.data, train=train)))
+    assert nothing_written(job)
+
+
 @pytest.mark.parametrize("name", ["train", "dev", "first"])
 def test_prepare_refuses_files_without_a_sentence(job: TrainJob, tmp_path: Path, name: str) -> None:
     for language in ("en", "de"):

@@ -72,6 +72,16 @@ def test_find_faults_leaves_what_no_detector_was_asked_for(name: str) -> None:
     assert list(find_faults(lambda: pairs, others, ("en", "de"))) == [None] * 100
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("1ª", "es"), ("2º", "pt"), ("5 µm", "de"), ("ＡＢＣ", "ja"), ("ｱｲｳｴｵ", "ja"), ("々々", "ja"), ("〆切", "zh")],
+)
+def test_find_faults_knows_letters_of_any_script(text: str, code: str) -> None:
+    """Ordinals and the sign of a millionth are of no script, Latin letters as wide as Chinese signs East Asian."""
+    pairs = [(text, target) for _, target in corpus(100)]
+    assert list(find_faults(lambda: pairs, [Detector.languages], (code, "en"))) == [None] * 100
+
+
 def test_find_faults_finds_shifted_blocks() -> None:
     pairs = corpus(2_000)
     targets = [target for _, target in pairs]

@@ -260,12 +260,15 @@ def test_resolve_source_takes_a_folder_that_is_called_like_a_format(
             'en,de\nzero,null\n"Yes, sir",Ja\nNA,None\n"a ""No""",Nein\n',
             ("Yes, sir", "Ja", 'a "No"', "Nein"),
         ),
+        ("train.tsv", "en\tde\nzero\tnull\tnote\nYes\tJa\nNA\tNone\nNo\tNein\t\n", ("Yes", "Ja", "No", "Nein")),
+        ("train.csv", "en,de\nzero,null,\nYes,Ja,\nNA,None,\nNo,Nein,\n", ("Yes", "Ja", "No", "Nein")),
     ],
 )
 def test_resolve_source_keeps_words_and_quotation_marks_of_a_folders_tables(
     name: str, content: str, texts: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Readers of CSV take `null` for a missing value, and a lone quotation mark of TSV for the start of a long cell."""
+    """Readers of CSV take `null` for a missing value, a lone quotation mark of TSV for the start of a long cell, and
+    the first column for the rows' names where a row has a cell more than the header."""
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / name).write_text(content, encoding="utf-8")
     found = find(tmp_path / "tables", tmp_path / "store", subset=None)

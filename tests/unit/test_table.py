@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from support.compressed import compressed
-from transformer.data.corpus import Pair
+from transformer.data.corpus import LONGEST_LINE, Pair
 from transformer.data.table import is_table, read_table
 from transformer.errors import InputError
 
@@ -121,6 +121,11 @@ def test_read_table_knows_no_quoting_in_a_tsv(content: bytes, expected: list[Pai
         (b"a\tb\n" + b"x" * 100_000, ("x", "y"), ":1: no column 'x'"),
         (b"x" * 100_000, COLUMNS, ":1: no column 'en' in the first row, which has 'xxx"),
         (b"a\tb\na\tcaf\xe9\n", ("1", "2"), ":2: not UTF-8: byte 6 of the line is 0xe9"),
+        (
+            b"a\tb\n" + "ü".encode() * LONGEST_LINE + b"\tb",
+            ("1", "2"),
+            f":2: a row of more than {LONGEST_LINE} bytes: ",
+        ),
     ],
 )
 def test_read_table_names_the_line_of_a_bad_tsv(
@@ -196,6 +201,10 @@ def test_read_table_of_a_json_line_by_hand(line: str, expected: Pair, tmp_path: 
         ("a\tb", "not valid JSON ("),
         ("[" * 100_000, "not valid JSON ("),
         ("\ufeff{}", "not valid JSON ("),
+        (
+            f'{{"en": "a", "de": "b", "text": "{"ü" * LONGEST_LINE}"}}',
+            f"a row of more than {LONGEST_LINE} bytes: leave out",
+        ),
     ],
 )
 def test_read_table_names_a_bad_json_line(line: str, message: str, tmp_path: Path) -> None:
@@ -271,6 +280,12 @@ def test_read_table_names_a_column_that_a_parquet_file_lacks(
 ) -> None:
     path = write_parquet(tmp_path / "a.parquet", [("a", "b"), ("c", "d")])
     assert refusal(path, columns).endswith(f": {message}")
+
+
+def test_read_table_names_a_column_that_a_parquet_file_has_twice(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table([["a"], ["b"], ["c"]], names=["en", "en", "de"]), path)
+    assert refusal(path) == ": two columns have the name 'en': give one of them another name"
 
 
 def test_read_table_names_a_key_that_a_translation_lacks(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from support.compressed import compressed
 from transformer.data import tmx
+from transformer.data.source import Source
 from transformer.data.table import read_table
-from transformer.data.tmx import read_tmx
+from transformer.data.tmx import INCOMPLETE, read_tmx
 from transformer.errors import InputError
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4">\n'
@@ -151,6 +152,14 @@ def test_read_tmx_refuses_in_one_line(case: str, tmp_path: Path) -> None:
         read(path)
     assert str(caught.value).startswith(f"{path}{message}")
     assert "\n" not in str(caught.value)
+
+
+def test_source_takes_a_tmx_without_a_unit_after_one_with_incomplete_units(tmp_path: Path) -> None:
+    first = write(tmp_path, document(unit(("en", "a"), ("de", "b")), unit(("en", "a"))))
+    second = write(tmp_path, document(), "b.tmx")
+    left_out = Counter[str]()
+    assert list(Source([(first,), (second,)], ("en", "de")).pairs(left_out)) == [("a", "b")]
+    assert left_out == {INCOMPLETE: 1}
 
 
 OPEN = f"{HEAD}<body>"

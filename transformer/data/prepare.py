@@ -9,6 +9,7 @@ every text has been read to its end. Text is read once for its digest, and three
 grow with it.
 """
 
+import json
 import logging
 import os
 import time
@@ -71,8 +72,7 @@ class Prepared:
             pairs=[pairs for pairs, _ in self.mixture],
             weights=[weight for _, weight in self.mixture],
             report=self.report,
-            dev_sources=[source for source, _ in self.dev],
-            dev_references=[reference for _, reference in self.dev],
+            dev=json.dumps(self.dev),
             digest_of_files=self.digest_of_files,
         )
 
@@ -85,8 +85,7 @@ class SharedPrepared:
     pairs: list[int]
     weights: list[float]
     report: DataReport
-    dev_sources: list[str]
-    dev_references: list[str]
+    dev: str  # in JSON, which has an escape for every character
     digest_of_files: str
 
     def open(self) -> Prepared:
@@ -105,7 +104,7 @@ class SharedPrepared:
             mixture=tuple(zip(self.pairs, self.weights, strict=True)),
             tokenizers=tokenizers,
             report=self.report,
-            dev=list(zip(self.dev_sources, self.dev_references, strict=True)),
+            dev=[(source, reference) for source, reference in json.loads(self.dev)],
             test={},
             digest_of_files=self.digest_of_files,
         )

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -399,9 +400,11 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
         for file in chain.from_iterable((builder.config.data_files or {}).values()):
             _check_own(file, wanted, is_local=revision is None)
 
-        # In CSV, `null` is a word like any other; in TSV, a quotation mark is text.
+        # In CSV, `null` is a word like any other, and no cell is a row's name; in TSV, a quotation mark is text.
         if hasattr(builder.config, "keep_default_na"):
             builder.config.keep_default_na = False
+            builder.config.index_col = False
+            warnings.filterwarnings("ignore", "Length of header or names")  # pandas, of a row with more cells
             if builder.config.sep == "\t":
                 builder.config.quoting = csv.QUOTE_NONE
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer.data.compression import with_compressions
-from transformer.data.corpus import Pair, read_lines
+from transformer.data.corpus import LONGEST_LINE, Pair, read_lines
 from transformer.data.tmx import read_tmx
 from transformer.errors import InputError
 
@@ -61,6 +61,12 @@ def default_columns(path: Path, languages: Columns) -> Columns:
     return languages if set(languages) <= set(header) else ("1", "2")
 
 
+def _check_whole(row: str, place: str) -> None:
+    """Raise InputError for a row whose end was not read."""
+    if len(row.encode()) > LONGEST_LINE - 4:
+        raise InputError(f"{place}: a row of more than {LONGEST_LINE} bytes: leave out columns that hold no sentences")
+
+
 # ---- TSV ------------------------------------------------------------------------------------------------------------
 
 
@@ -81,6 +87,7 @@ def read_tsv(path: Path, columns: Columns) -> Iterator[Pair]:
         elif not line.strip():
             yield "", ""
         else:
+            _check_whole(line, f"{path}:{number}")
             raise InputError(f"{path}:{number}: {len(cells)} columns, not {needed}: separate columns by one tab")
 
 
@@ -109,6 +116,7 @@ def read_json_lines(path: Path, columns: Columns) -> Iterator[Pair]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
+            _check_whole(line, place)
             raise InputError(f"{place}: not valid JSON ({error}): each line must be one JSON object") from None
         if not isinstance(row, dict):
             raise InputError(f"{place}: expected one JSON object per line")
@@ -182,6 +190,8 @@ def _flat_names(columns: Columns, known_names: list[str], place: str) -> list[st
     for column, name in zip(columns, names, strict=True):
         if name not in known_names:
             raise _missing(column, known_names, place)
+        if known_names.count(name) > 1:
+            raise InputError(f"{place}: two columns have the name {name!r}: give one of them another name")
     return names
 
 

@@ -61,6 +61,7 @@ class _Reader:
         self._left_out = left_out
         self._known: dict[str, None] = {}  # languages that the file has
         self._has_pair = False
+        self._has_incomplete = False  # a unit without both languages
         self._pairs: list[Pair] = []  # since the last call of `feed`
         self._fed = 0  # bytes
 
@@ -92,7 +93,7 @@ class _Reader:
         self._fed += len(chunk)
         if self._fed - self._parser.CurrentByteIndex > _LONGEST_TAG:
             raise self._error("a tag or comment without end", "fetch the file again")
-        if is_last and not self._has_pair and self._left_out[INCOMPLETE]:
+        if is_last and self._has_incomplete and not self._has_pair:
             known = ", ".join(self._known) or "none"
             raise InputError(
                 f"{self._path}: no unit has both {self._wanted[0]!r} and {self._wanted[1]!r}; its languages are "
@@ -163,6 +164,7 @@ class _Reader:
         source, target = (_segment_in(wanted, self._segments) for wanted in self._wanted)
         self._segments = {}
         if source is None or target is None:
+            self._has_incomplete = True
             self._left_out[INCOMPLETE] += 1
         else:
             self._has_pair = True

@@ -169,7 +169,10 @@ def describe_file(path: Path, key: str) -> FileReport:
     try:
         if path.is_fifo():
             raise InputError(f"{path}: a pipe, but text is read several times: write it to a file for {key}")
+        str(path).encode()
         digest = digest_file(path)
+    except UnicodeEncodeError:
+        raise InputError(f"{str(path)!a}: its name is not in UTF-8, so no record could hold it: rename it") from None
     except OSError as error:
         remedy = f"check {key} and data.root"
         if key.startswith("data.test."):

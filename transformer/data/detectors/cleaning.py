@@ -33,7 +33,7 @@ from transformer.data.detectors.profiles import Trigrams, learn_odds
 from transformer.data.detectors.sample import BLOCK, BlockSample
 from transformer.data.detectors.text import has_lost_characters, has_markup, is_copy, is_double_encoded
 
-VERSION = 1  # of the verdicts: a prepared corpus that was cleaned depends on it
+VERSION = 2  # of the verdicts: a prepared corpus that was cleaned depends on it
 CHUNK = 40 * BLOCK  # pairs that are judged at a time
 
 Found = npt.NDArray[np.bool_]

@@ -49,6 +49,12 @@ SCRIPTS = {
 }
 _SCRIPT_OF_LANGUAGE = {language: script for script, languages in SCRIPTS.items() for language in languages.split()}
 _EAST_ASIAN = {"CJK", "KANA", "HANGUL"}  # which Japanese mixes, and Korean may
+_SCRIPT_OF_NAME = {"HIRAGANA": "KANA", "KATAKANA": "KANA", "KATAKANA-HIRAGANA": "KANA"}
+_SCRIPT_OF_NAME |= {
+    "IDEOGRAPHIC": "CJK",
+    "FULLWIDTH": "CJK",
+}  # the sign of repetition, and Latin letters as wide as signs
+_ANY_SCRIPT = {"FEMININE", "MASCULINE", "MICRO", "MODIFIER"}  # as in 1ª, 2º and 5 µm
 
 
 @cache
@@ -83,11 +89,11 @@ def foreign_language(words: Collection[str], code: str) -> str | None:
 
 @cache
 def _script_of(character: str) -> str:
-    """The first word of a letter's name in Unicode; nothing for what is not a letter."""
+    """The first word of a letter's name in Unicode; nothing for what is not a letter, or one that any script has."""
     if not unicodedata.category(character).startswith("L"):
         return ""
-    script = unicodedata.name(character, "").partition(" ")[0]
-    return "KANA" if script in ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA") else script
+    script = unicodedata.name(character, "").removeprefix("HALFWIDTH ").partition(" ")[0]
+    return "" if script in _ANY_SCRIPT else _SCRIPT_OF_NAME.get(script, script)
 
 
 def letters_by_script(text: str) -> Counter[str]:
