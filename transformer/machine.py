@@ -55,7 +55,7 @@ def resolve_threads(threads: int | None) -> int:
     would end the process without a word of ours.
     """
     if threads is None:
-        share = max(1, cores() // _local_world_size())
+        share = _share_of_cores()
         threads = min(share, _threads_in_environment() or share)
     if threads > most_threads():
         raise InputError(
@@ -133,6 +133,18 @@ def _threads_in_environment() -> int | None:
 def most_threads() -> int:
     """The most threads that may be set: each needs memory, and of tens of thousands the libraries crash."""
     return MOST_THREADS_A_CORE * cores()
+
+
+def _share_of_cores() -> int:
+    """The cores of this rank: those that srun gave it, where srun started the ranks, or its part of the process'.
+
+    srun may have bound the process to them, which then are not to be divided once more.
+    """
+    of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    is_task = os.environ.get("SLURM_STEP_NUM_TASKS", "1") == os.environ.get("WORLD_SIZE", "0") != "1"
+    if is_task and of_task.isdecimal():
+        return min(cores(), int(of_task))
+    return max(1, cores() // _local_world_size())
 
 
 def cores() -> int:

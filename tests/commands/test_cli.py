@@ -47,10 +47,11 @@ from support.paths import ROOT
 from transformer import __version__, errors
 from transformer.cli import commands
 from transformer.cli.application import _name_of
+from transformer.cli.commands import COMMANDS
 from transformer.cli.completion import complete
 from transformer.cli.overrides import parse_arguments
 from transformer.config.compose import composing_error
-from transformer.config.jobs import AverageJob, EvaluateJob, PrepareJob, ScoreJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, Job, PrepareJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -262,6 +263,19 @@ def test_config_dir_cannot_hide_a_config_of_the_package(tmp_path: Path, name: st
     assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), f"{name}.yaml", "rename")
 
 
+@pytest.mark.parametrize("name", ["experiment/small", "experiment/table3/base", "recipe/paper"])
+def test_config_dir_cannot_change_what_the_package_has(tmp_path: Path, name: str) -> None:
+    """Hydra would read the package's, without a word."""
+    folder = write_experiment(tmp_path, "run_dir: runs/mine")
+    path = Path(folder) / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "configs" / f"{name}.yaml", path)
+    assert enter("summary", "--config-dir", folder, "experiment=mine").status == 0
+
+    path.write_text(f"{path.read_text(encoding='utf-8')}\n", encoding="utf-8")
+    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), f"{name}.yaml", "reads that; rename")
+
+
 def test_overrides_may_configure_hydra(tmp_path: Path) -> None:
     folder = write_experiment(tmp_path, "run_dir: runs/mine")
     result = enter("summary", "--config-dir", folder, "experiment=mine", "hydra.job.name=mine", "--cfg", "hydra")
@@ -304,6 +318,7 @@ def test_experiment_with_a_bare_no_is_not_taken_for_norwegian(tmp_path: Path) ->
         ["train", "data.train.src=my.en"],
         ["prepare", "++data.train.tgt=my.de"],
         ["train", "data.train.src=my.en", "+experiment=demo"],
+        ["train", "data.train.src=my.en", "experiment=./demo.yaml"],
     ],
     ids=" ".join,
 )
@@ -996,6 +1011,16 @@ def test_multirun_gives_each_table_a_folder(arguments: list[str], outputs: list[
     assert [str(output_of(job)) for job in jobs] == outputs
 
 
+def test_multirun_gives_each_run_a_folder_where_the_key_is_fixed_first() -> None:
+    jobs = enter("train", "-m", "experiment=small", "run_dir=x", "train.seed=5", "train.seed=2,3").jobs
+    assert [(job.train.seed, job.run_dir) for job in jobs] == [(2, "x/train.seed-2"), (3, "x/train.seed-3")]
+
+
+def test_multirun_refuses_a_sweep_without_a_run() -> None:
+    arguments = ("train", "-m", "experiment=glob(multi30k_*_es)")
+    assert_refused(enter(*arguments), "the sweep has no run", "experiment=glob(multi30k_*_es)")
+
+
 def test_multirun_over_outputs_keeps_them() -> None:
     jobs = enter("table", "-m", "table=mine.yaml", "output=x,y").jobs
     assert [str(output_of(job)) for job in jobs] == ["x", "y"]
@@ -1119,6 +1144,24 @@ def test_main_lets_an_interrupt_end_a_dialogue_without_a_word(monkeypatch: pytes
     found = enter("translate", then=interrupt)
     assert (found.status, found.err) == (130, "")
     assert enter("score", then=interrupt).err == "transformer: error: stopped\n"
+
+
+def interrupt(job: Job) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "job",
+    [TranslateJob(input="y", output="x"), ScoreJob(src="y", tgt="z", output="x"), TranslateJob(), EvaluateJob()],
+    ids=lambda job: type(job).__name__,
+)
+def test_run_lets_a_command_go_on_whose_output_grows_block_by_block(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is stopped before the first block."""
+    command = type(job).__name__.removesuffix("Job").lower()
+    monkeypatch.setitem(COMMANDS, command, replace(COMMANDS[command], run=interrupt))
+    goes_on = getattr(job, "output", None) is not None
+    with pytest.raises(errors.Stopped if goes_on else KeyboardInterrupt):
+        commands.run(command, job)
 
 
 RUN = (

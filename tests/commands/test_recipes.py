@@ -277,6 +277,15 @@ def write_recipe(folder: Path, text: str) -> str:
     return str(folder / "mine")
 
 
+def test_recipe_takes_the_ending_of_its_file(caplog: pytest.LogCaptureFixture) -> None:
+    given = ["experiment=small", "recipe=low_resource"]
+    (job,) = enter("train", *given[:-1], f"{given[-1]}.yaml").jobs
+    first = caplog.messages
+    caplog.clear()
+    assert enter("train", *given).jobs == [job]
+    assert [message.replace(".yaml", "") for message in first] == caplog.messages
+
+
 def test_recipe_of_one_s_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = "# @package _global_\ndefaults: [tensor2tensor, _self_]\ntrain: {clip_norm: 1.0, warmup_steps: 9}"
     folder = write_recipe(tmp_path, text)

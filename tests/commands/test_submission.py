@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.command_line import assert_refused, enter
+from support.command_line import assert_refused, enter, write_experiment
 from support.corpora import (
     finish,
     last_logged,
@@ -83,7 +83,8 @@ class FakeCluster:
     def end_of(self, number: int, arguments: list[str]) -> FakeJob:
         self.submitted.append(arguments)
         command, *given = arguments
-        job = commands.compose(command, given)
+        config_dir = given[1] if given[0] == "--config-dir" else None
+        job = commands.compose(command, given if config_dir is None else given[2:], config_dir=config_dir)
         assert isinstance(job, TrainJob)
         status = self.ends.get(job.train.seed, 0)
         if status == 0:
@@ -141,6 +142,16 @@ def test_submission_reads_results_from_the_runs_and_submits_what_is_not_finished
     more = [override.replace("train.max_steps=2", "train.max_steps=4") for override in typed(job)]
     assert enter("train", "-m", *more, "train.seed=choice(1)", LOCAL).status == 0
     assert len(cluster.submitted) == 1
+
+
+def test_submission_reads_experiments_of_a_folder(cluster: FakeCluster, tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "train: {max_steps: 1, validate_every: 1, average: 1}")
+    job = tiny_job(tmp_path / "runs", write_corpus(tmp_path / "corpus"))
+    given = [override for override in typed(job) if not override.startswith(("experiment=", "train.max_steps="))]
+    relative = os.path.relpath(folder)
+    result = enter("train", "-m", "--config-dir", relative, "experiment=mine", *given, "train.seed=1,5", LOCAL)
+    assert result.status == 0, result.err
+    assert [arguments[1:3] for arguments in cluster.submitted] == [["--config-dir", folder]] * 2
 
 
 @pytest.mark.filterwarnings("ignore")  # Optuna's SQLAlchemy is newer than itself

@@ -61,6 +61,29 @@ def test_lack_of_ends_where_errors_arose_from_each_other() -> None:
     assert lack_of(reported) == NO_MEMORY
 
 
+@pytest.mark.parametrize(
+    ("bound", "tasks", "ranks", "threads"),
+    [
+        (6, "16", "16", 6),  # srun has started the ranks, and bound each to its own cores
+        (48, "16", "16", 6),  # or to none
+        (4, "16", "16", 4),  # a container has less
+        (48, "2", "16", 6),  # torchrun has, in one task of srun on each of two nodes
+        (48, "1", "8", 6),
+    ],
+)
+def test_resolve_threads_divides_no_cores_that_srun_has_divided(
+    bound: int, tasks: str, ranks: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(bound)))
+    monkeypatch.setattr(machine, "CONTROL_GROUP", "nowhere")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores_of_task = "6" if tasks == ranks else "48"
+    slurm = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_CPUS_PER_TASK": cores_of_task}
+    for name, value in {**slurm, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    assert resolve_threads(None) == threads
+
+
 def test_resolve_threads_finds_out_that_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenMP would end the process by itself, with status 1 and a line of its own. What was started has ended."""
     started: list[threading.Thread] = []

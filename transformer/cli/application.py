@@ -41,7 +41,7 @@ from transformer.config.compose import (
 from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import shipped
 from transformer.config.settings import Metric
-from transformer.errors import PeerError, Rank0Error, Stopped, TransformerError
+from transformer.errors import InputError, PeerError, Rank0Error, Stopped, TransformerError
 from transformer.seeding import seed_for
 
 log = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ class Application:
 
     command: str
     overrides: Sequence[str]  # as they were typed
+    config_dir: str | None = None
     is_composed: bool = False  # whether the settings of a run made a job
     error: Exception | None = None  # what ended the command
     runs: int = 0
@@ -183,7 +184,7 @@ def run_application(command: str, arguments: Arguments, kind: type[Application] 
 
     # Hydra reads its arguments from here; with this setting it passes errors on, and does not print them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    application = kind(command, arguments.overrides)
+    application = kind(command, arguments.overrides, arguments.config_dir)
     added = [*_optuna_settings(arguments.overrides), *application.settings()]
     sys.argv = [f"transformer {command}", *arguments.overrides, *added, *arguments.flags]
     hydra_main = hydra.main(
@@ -209,6 +210,8 @@ def run_application(command: str, arguments: Arguments, kind: type[Application] 
             raise
         raise composing_error(error, job, overrides=arguments.overrides) from error
 
+    if arguments.is_multirun and not application.runs and "--cfg" not in arguments.flags:
+        raise InputError(f"the sweep has no run: no value fits {', '.join(arguments.overrides)}")
     application.say_best()
     if application.failures:
         raise application.sweep_error()
@@ -289,7 +292,8 @@ def _count_runs(given: Sequence[str]) -> int | None:
 def _changed_overrides(given: Sequence[str]) -> list[str]:
     """The overrides of this run of a sweep, sorted, without the ones that all of its runs have."""
     parsed = OverridesParser.create().parse_overrides(list(given))
-    fixed = {override.key_or_group for override in parsed if not override.is_sweep_override()}
+    last = {override.key_or_group: override for override in parsed}  # which counts where a key is given twice
+    fixed = {key for key, override in last.items() if not override.is_sweep_override()}
     of_run = HydraConfig.get().overrides.task
     return sorted(override for override in of_run if key_of(override) not in fixed)
 

@@ -34,7 +34,7 @@ from transformer.config.jobs import (
 from transformer.config.keys import did_you_mean, shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
-from transformer.errors import InputError
+from transformer.errors import InputError, Stopped
 from transformer.terminal import printable
 from transformer.tools.attention.job import AttentionJob
 from transformer.tools.compare.job import CompareJob
@@ -74,7 +74,12 @@ class Command:
 
 def run(command: str, job: Job) -> float | None:
     """Run a command, and flush what it printed. Returns what a sweep makes best, if the command has such a figure."""
-    figure = COMMANDS[command].run(_with_runs_here(job))
+    try:
+        figure = COMMANDS[command].run(_with_runs_here(job))
+    except KeyboardInterrupt:
+        if command in ("translate", "score") and getattr(job, "output", None) is not None:  # a file, block by block
+            raise Stopped("stopped; to go on, give the same command again") from None
+        raise
     sys.stdout.flush()
     return figure
 

@@ -53,6 +53,7 @@ class Arguments:
     wants_help: bool
     is_quiet: bool
     is_verbose: bool
+    is_multirun: bool
     launcher: str | None  # what makes jobs of a sweep's runs; None: this process runs them
 
 
@@ -105,6 +106,7 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
         wants_help=not {"-h", "--help"}.isdisjoint(flags),
         is_quiet=is_quiet,
         is_verbose=is_verbose,
+        is_multirun=is_multirun,
         launcher=launcher,
     )
 

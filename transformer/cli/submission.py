@@ -10,6 +10,7 @@ the directories of the runs. So the sweep may be started again whatever became o
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -116,7 +117,8 @@ class Submission(Application):
             elif override.key_or_group != "run_dir":
                 typed.append(f"{override.key_or_group}={as_typed(value)}")
         typed += [override for override in self.overrides if key_of(override) == "hydra.searchpath"]
-        return (self.command, *typed, f"run_dir={job.run_dir}")
+        folder = [] if self.config_dir is None else ["--config-dir", os.path.abspath(self.config_dir)]
+        return (self.command, *folder, *typed, f"run_dir={job.run_dir}")
 
     def submit(self, settings: DictConfig) -> dict[int, float | None]:
         """Make jobs of the runs that wait, and wait for their ends; what a sweep makes best, by the runs' numbers.

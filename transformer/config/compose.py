@@ -221,10 +221,18 @@ def check_config_dir(command: str, config_dir: str | Path) -> None:
             f"{folder / 'hydra'}: a folder of experiments cannot configure Hydra; remove it, or trust it with "
             "hydra.searchpath=[file://DIR] in place of --config-dir DIR"
         )
-    for name in _stored_names(command):
-        path = folder / f"{name}.yaml"
-        if path.exists():
-            raise InputError(f"{path}: the package has a configuration of this name; rename the file")
+    own_names = [f"{name}.yaml" for name in _stored_names(command)]
+    own_names += [f"{group}/{name}.yaml" for group in ("experiment", "recipe") for name in names_in(group, None)]
+    for name in own_names:
+        path = folder / name
+        if path.exists() and not _is_shipped(path, name):
+            raise InputError(f"{path}: the package has a configuration of this name, and reads that; rename the file")
+
+
+def _is_shipped(path: Path, name: str) -> bool:
+    """Whether a file is what the package has under this name, such as in a copy of its folder."""
+    own = shipped("configs") / name
+    return own.exists() and own.read_bytes() == path.read_bytes()
 
 
 # ---- from what Hydra composed to a typed job ------------------------------------------------------------------------
@@ -330,8 +338,8 @@ def _task_overrides() -> list[str]:
 
 def _refuse_mixed_demo() -> None:
     """The demo's sizes fit the demo's corpus only: another corpus under them would train a toy."""
-    experiment = HydraConfig.get().runtime.choices.get("experiment")
-    if experiment != "demo":
+    experiment = str(HydraConfig.get().runtime.choices.get("experiment"))
+    if re.fullmatch(r"[./]*demo(\.yaml)?", experiment) is None:  # Hydra takes ./demo.yaml, too
         return
     for override in _task_overrides():
         if override.startswith(("data.train.", "data.dev.", "data.extra.")):
@@ -363,11 +371,15 @@ def _log_overridden_recipe(composed: DictConfig) -> None:
 
 
 def _recipe_values(recipe: str) -> dict[str, Any]:
-    """The keys that the file of a recipe sets, dotted. As Hydra does, it takes the first folder that has the file."""
+    """The keys that the file of a recipe sets, dotted; none for a file in a package of Python's.
+
+    As Hydra does, it takes the first folder that has the file.
+    """
     sources = HydraConfig.get().runtime.config_sources
-    files = [Path(source.path) / "recipe" / f"{recipe}.yaml" for source in sources if source.schema == "file"]
-    file = next(file for file in files if file.exists())
-    return leaves(_to_dict(OmegaConf.load(file)))
+    name = f"{recipe.removesuffix('.yaml')}.yaml"
+    files = [Path(source.path) / "recipe" / name for source in sources if source.schema == "file"]
+    file = next((file for file in files if file.exists()), None)
+    return {} if file is None else leaves(_to_dict(OmegaConf.load(file)))
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------
