@@ -21,7 +21,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.records import Results
 from transformer.run_dir import RunDir
 from transformer.tools import significance
-from transformer.tools.significance import SystemScore
+from transformer.tools.significance import Metrics, SystemScore, compare_systems
 
 DEMO = ROOT / "data" / "demo"
 FIGURES = re.compile(r"(\d+\.\d\d) \((\d+\.\d\d) ± (\d+\.\d\d)\)")
@@ -190,6 +190,9 @@ def test_compare_takes_the_seed_of_sacrebleu(
     assert "|seed:7|" in metrics[0]["signature"]
     assert found != usual
 
+    monkeypatch.setenv("SACREBLEU_SEED", "0")  # sacreBLEU's tests would take none
+    with pytest.raises(InputError, match=r"^SACREBLEU_SEED=0: this is not a seed"):
+        compared(capsys, "hypotheses=[a,b]", "references=ref", "data.tgt_lang=de")
     monkeypatch.setenv("SACREBLEU_SEED", "seven")
     with pytest.raises(InputError, match=r"^SACREBLEU_SEED=seven: this is not a seed"):
         compared(capsys, *arguments)
@@ -240,6 +243,20 @@ def test_compare_tests_nothing_where_the_translations_are_the_same(
     assert found["changed"] == {"again": []}
     run_command("compare", compose("compare", arguments))
     assert capsys.readouterr().out.count("same text") == 6
+
+
+@pytest.mark.parametrize(("changed", "p"), [(1, 1.0), (2, 0.5), (5, 0.0625)])
+def test_compare_finds_no_significance_in_a_few_sentences(changed: int, p: float) -> None:
+    """Of all ways to exchange them, two give a difference as large as theirs: sacreBLEU leaves both out."""
+    words = ["old", "new", "red", "blue", "long", "wide", "deep", "cold", "dark", "soft", "tall", "flat"]
+    references = [f"the {word} house is very old , and {word} is its garden" for word in words]
+    before = [reference.replace("garden", "wood") for reference in references]
+    after = [*references[:changed], *before[changed:]]
+    metrics = Metrics.of(tgt_lang="en", tokenize=None, lowercase=False)
+    for metric in compare_systems({"a": before, "b": after}, [references], metrics=metrics):
+        found = metric.systems[1].p_randomisation
+        assert found is not None
+        assert p <= found <= p + 1e-3
 
 
 @pytest.mark.usefixtures("few_samples")

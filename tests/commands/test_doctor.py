@@ -3,6 +3,7 @@
 Short slices by default; the whole corpora, through the public command, behind `-m faults`.
 """
 
+import gzip
 import json
 import math
 import random
@@ -10,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +278,42 @@ def test_doctor_examines_each_set_in_its_own_language(tmp_path: Path) -> None:
     in_french = {f"function words in {name} target" for name in ("extra.fr", "test.fr")}
     assert in_french <= found(None)
     assert not {key for key in found("fr") if key.startswith(("function words", "language", "untranslated", "script"))}
+
+
+@needs_corpora
+def test_doctor_compares_a_set_with_those_in_its_languages(tmp_path: Path) -> None:
+    """Japanese has no capitals and its words none of German's translations: both were errors of a sound corpus."""
+    data = Corpus.of(SLICE).write(tmp_path / "corpus")
+    for name, file, count in (("extra", "train", 1000), ("test", "tune", 300)):
+        for lang in ("en", "ja"):
+            with gzip.open(CORPORA / "kftt" / f"{file}.{lang}.gz", "rt", encoding="utf-8", newline="\n") as lines:
+                (tmp_path / f"{name}.{lang}").write_text("".join(islice(lines, count)), encoding="utf-8")
+    data.extra["ja"] = ExtraConfig(f"{tmp_path}/extra.en", f"{tmp_path}/extra.ja", tgt_lang="ja", tag="<2ja>")
+    data.test["ja"] = PairConfig(f"{tmp_path}/test.en", f"{tmp_path}/test.ja", tgt_lang="ja", tag="<2ja>")
+    diagnosis = doctor(job_of(data, tmp_path / "a", vocab_size=4000, text_only=True))
+    assert not [key for key in findings_of(diagnosis) if key.endswith((".ja", "ja target"))]
+    checked = {(check.name, check.where) for check in diagnosis.checks}
+    assert {("unrelated lines", "extra.ja"), ("unrelated lines", "test.ja"), ("case", "test.ja source")} <= checked
+    assert ("case", "test.ja target") not in checked
+
+
+@needs_corpora
+def test_doctor_finds_known_sources_beside_more_targets_that_are_short(tmp_path: Path) -> None:
+    """Short sentences recur by chance, so that they do not count, however many they are."""
+    corpus = Corpus.of(SLICE)
+    sources, targets = corpus.sets["dev"]
+    sources[:60] = corpus.sets["train"][0][:60]
+    targets[100:200] = [f"Bild {number}." for number in range(100)]
+    corpus.sets["train"][1][200:300] = targets[100:200]
+    found = findings_of(doctor(job_of(corpus.write(tmp_path / "c"), tmp_path / "a", vocab_size=4000, text_only=True)))
+    assert found["overlap of a side in train with dev"] == "20.0 % of the sources of dev are in it, 60 in all"
+
+
+@needs_corpora
+def test_doctor_takes_a_vocabulary_of_characters_as_it_is(tmp_path: Path) -> None:
+    job = job_of(Corpus.of(SLICE).write(tmp_path / "corpus"), tmp_path / "a", vocab_size=120, text_only=False)
+    found = findings_of(doctor(replace(job, tokenizer=replace(job.tokenizer, algorithm=Algorithm.char))))
+    assert not {"characters in vocabulary", "single characters in vocabulary"} & set(found)
 
 
 @needs_corpora

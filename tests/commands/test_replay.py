@@ -232,6 +232,8 @@ def test_replay_of_what_is_not_there_is_refused(
     with pytest.raises(InputError, match="no such run directory"):
         replay(ReplayJob(run_dir=str(tmp_path / "nowhere")))
     run_dir = copied(LayoutKind.padded)
+    with pytest.raises(InputError, match=r"^step=80: .* is a training of 8 steps$"):
+        replay(ReplayJob(run_dir=str(run_dir), step=80))
     record = read(run_dir / "run.json")
     record["data_digest"] = "0" * 64
     (run_dir / "run.json").write_text(json.dumps(record), encoding="utf-8")

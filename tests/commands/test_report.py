@@ -469,6 +469,12 @@ def test_train_overrides_are_those_of_the_run(runs: Path) -> None:
     record = RunDir(runs / "a").read_record()
     assert compose("train", train_overrides(record.config)) == record.config
 
+    # A model that `init_from` brings may not be asked for beside it.
+    warm = replace(record.config, init_from=str(runs / "a"), model=replace(record.config.model, dropout=0.3))
+    again = compose("train", train_overrides(warm))
+    assert again.model.dropout == 0.3
+    assert replace(again, model=warm.model) == warm
+
 
 @pytest.mark.parametrize(
     ("text", "by_character", "units"),

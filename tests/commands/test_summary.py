@@ -142,6 +142,18 @@ def test_summary_of_settings_whose_run_dir_is_a_run_says_so(finished: Path, capl
     assert caplog.messages == []
 
 
+def test_summary_counts_the_pieces_of_a_tokenizer_that_is_given(finished: Path) -> None:
+    given = TokenizerConfig(model=str(finished / "tokenizer.model"))
+    pieces = summarise(SummaryJob(run=str(finished))).vocab_size
+    for target, sizes in (
+        (TargetTokenizerConfig(), (None, pieces)),
+        (TargetTokenizerConfig(vocab_size=500), (pieces, 500)),
+        (TargetTokenizerConfig(model=given.model), (pieces, pieces)),
+    ):
+        found = summarise(SummaryJob(tokenizer=replace(given, target=target)))
+        assert (found.source_vocab_size, found.vocab_size) == sizes
+
+
 def test_summary_beside_init_from_is_of_the_model_that_comes_from_there(finished: Path, tmp_path: Path) -> None:
     found = summarise(SummaryJob(run_dir=str(tmp_path / "b"), init_from=str(finished)))
     own = summarise(SummaryJob(run=str(finished)))

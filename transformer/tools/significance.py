@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import ne
 from typing import Any
 
 import numpy as np
@@ -162,8 +163,8 @@ class _Ter(TER):
 def resampling_seed() -> str:
     """The seed of sacreBLEU's tests: digits, or `none`. Raises InputError for what sacreBLEU could not read."""
     seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
-    if re.fullmatch("[0-9]+|none", seed) is None:
-        raise InputError(f"SACREBLEU_SEED={seed}: this is not a seed: set the variable to a whole number, or unset it")
+    if re.fullmatch("0*[1-9][0-9]*|none", seed) is None:  # of 0 its tests make no seed
+        raise InputError(f"SACREBLEU_SEED={seed}: this is not a seed: set the variable to a number from 1, or unset it")
     return seed
 
 
@@ -184,12 +185,12 @@ def compare_systems(
 
     # Systems with the same translations are not tested.
     _, baseline = named[0]
-    is_tested = [list(translations) != list(baseline) for translations in systems.values()]
+    changed = [sum(map(ne, translations, baseline)) for translations in systems.values()]
 
     comparisons = []
     for name, signature in signatures.items():
-        results = zip(resampled[name], randomised[name], is_tested, strict=True)
-        scores = [_system_score(bootstrapped, permuted, is_tested=tested) for bootstrapped, permuted, tested in results]
+        results = zip(resampled[name], randomised[name], changed, strict=True)
+        scores = [_system_score(bootstrapped, permuted, changed=count) for bootstrapped, permuted, count in results]
         comparisons.append(MetricComparison(metric=name, signature=str(signature), systems=scores))
     return comparisons
 
@@ -238,12 +239,17 @@ def _p(by_chance: Floats, differences: Floats) -> float:
     return float(at_least.sum() + 1) / (len(by_chance) + 1)
 
 
-def _system_score(resampled: Any, randomised: Any, *, is_tested: bool) -> SystemScore:
-    """The results of both tests for a system. sacreBLEU returns some of them as NumPy's floats, which JSON rejects."""
+def _system_score(resampled: Any, randomised: Any, *, changed: int) -> SystemScore:
+    """The results of both tests for a system. sacreBLEU returns some of them as NumPy's floats, which JSON rejects.
+
+    Of the 2^n ways to exchange the n sentences that are `changed`, two give the difference itself: none and all. Where
+    so few differ that this counts, sacreBLEU's p is too small, since it does not count equal differences.
+    """
+    is_tested = changed > 0
     return SystemScore(
         score=float(resampled.score),
         mean=float(resampled.mean),
         half_width=float(resampled.ci),
         p_bootstrap=float(resampled.p_value) if is_tested else None,
-        p_randomisation=float(randomised.p_value) if is_tested else None,
+        p_randomisation=max(float(randomised.p_value), 2.0 ** (1 - changed)) if is_tested else None,
     )

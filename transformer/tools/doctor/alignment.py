@@ -16,6 +16,7 @@ from itertools import groupby
 
 import numpy as np
 
+from transformer.config.settings import DataConfig
 from transformer.data.detectors.alignment import (
     CERTAIN,
     FEWEST_TO_LEARN,
@@ -45,23 +46,25 @@ MOST_OUTLIERS = 0.02  # of the pairs; seen: 0.004 (KFTT)
 RANGES = 3  # shifted ranges of lines that are described
 
 
-def check_alignment(surveys: Sequence[Survey]) -> list[Check]:
+def check_alignment(surveys: Sequence[Survey], data: DataConfig) -> list[Check]:
     """Length ratios, shifted lines and unrelated lines of each set; the training sets come first.
 
-    The lexicons are learned from `train`, or from the first set from which they can be.
+    The lexicons of two languages are learned from the first set in them from which they can be.
     """
     checks = [_check_length_ratios(survey) for survey in surveys]
     numbers = {"": 0}  # of each word, over all sets; 0 is the empty word
-    lexicons: tuple[Lexicon, Lexicon] | None = None
+    lexicons_of: dict[tuple[str, str], tuple[Lexicon, Lexicon]] = {}
 
     for survey in map(_thinned, surveys):
         sides = Sides.of(survey.sources, survey.targets, numbers)
-        if survey.name == "train" or lexicons is None:
-            own_checks, own_lexicons = _check_and_learn(survey, sides)
-            checks += own_checks
-            lexicons = lexicons or own_lexicons
-        else:
-            checks += _check_with(survey, sides, lexicons)
+        languages = data.languages_of(survey.name)
+        if languages in lexicons_of:
+            checks += _check_with(survey, sides, lexicons_of[languages])
+            continue
+        own_checks, lexicons = _check_and_learn(survey, sides)
+        checks += own_checks
+        if lexicons is not None:
+            lexicons_of[languages] = lexicons
     return checks
 
 

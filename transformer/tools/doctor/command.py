@@ -68,9 +68,9 @@ def doctor(job: DoctorJob) -> Diagnosis:
     """
     surveys = _read_sets(job)
     checks = [
-        *check_text(surveys, job.data.filter),
+        *check_text(surveys, job.data),
         *check_languages(surveys, job.data),
-        *check_alignment(surveys),
+        *check_alignment(surveys, job.data),
         *check_characters(surveys, job),
     ]
     if not job.text_only:

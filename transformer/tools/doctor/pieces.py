@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import TokenizerConfig
+from transformer.config.settings import Algorithm, TokenizerConfig
 from transformer.data.corpus import with_tag
 from transformer.data.prepare import Prepared
 from transformer.data.round_trip import RoundTrip
@@ -59,12 +59,13 @@ def _check_characters(characters: set[str], model: TokenizerConfig, *, key: str,
     if model.model is not None or job.init_from is not None:
         return passed("characters", where, found=f"{len(characters):,}, and a tokenizer that is given")
 
+    may_be_all = model.algorithm is Algorithm.char or model.character_coverage < 1.0
     return measured(
         "characters",
         where,
         found=f"{len(characters):,} different characters in the training text, {model.vocab_size:,} pieces",
         value=len(characters) / model.vocab_size,
-        limit=MOST_SINGLE if model.character_coverage == 1.0 else 1.0,
+        limit=1.0 if may_be_all else MOST_SINGLE,
         level=Level.error,
         remedy=f"set {key}.vocab_size to {8 * len(characters):,} or so, or {key}.character_coverage=0.9995 "
         f"{key}.byte_fallback=true, which spell rare characters as bytes",
@@ -98,7 +99,7 @@ def _check_vocabulary(tokenizer: Tokenizer, where: str, *, key: str) -> Check:
         where,
         found=f"{single:,} of {tokenizer.vocab_size:,} pieces are single characters or bytes",
         value=single / tokenizer.vocab_size,
-        limit=MOST_SINGLE,
+        limit=1.0 if single == len(pieces) else MOST_SINGLE,  # of a model of characters all are
         level=Level.warning,
         remedy=f"raise {key}.vocab_size, or lower {key}.character_coverage (0.9995) with {key}.byte_fallback=true: "
         "hardly a word is a piece",

@@ -7,8 +7,9 @@ Behind each limit stands the most that was seen on sound corpora: Multi30k en-de
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
-from transformer.config.settings import FilterConfig
+from transformer.config.settings import DataConfig, FilterConfig
 from transformer.data.detectors.text import (
     FEWEST_CHARACTERS,
     has_lost_characters,
@@ -29,12 +30,12 @@ MOST_MARKUP = 0.005  # of the lines; seen: 0.0006
 MOST_STYLE = 0.3  # difference between two shares of lines; seen: 0.017
 
 
-def check_text(surveys: Sequence[Survey], filters: FilterConfig) -> list[Check]:
+def check_text(surveys: Sequence[Survey], data: DataConfig) -> list[Check]:
     """Check every set by itself, the training sets against the evaluation sets, and every set against `train`.
 
-    `train` is the first of the surveys.
+    `train` is the first of the surveys; a side in another language is not written as its own is.
     """
-    train = surveys[0]
+    train, filters = surveys[0], data.filter
     evaluation = [survey for survey in surveys if not survey.is_training]
 
     checks = []
@@ -46,7 +47,7 @@ def check_text(surveys: Sequence[Survey], filters: FilterConfig) -> list[Check]:
                 checks += _check_overlap(survey, other)
         for side in (0, 1):
             checks += _check_lines(survey, side)
-            if survey is not train:
+            if survey is not train and data.languages_of(survey.name)[side] == data.languages_of(train.name)[side]:
                 checks += _check_style(survey, train, side)
     return checks
 
@@ -106,17 +107,16 @@ def _check_overlap(train: Survey, other: Survey) -> list[Check]:
         train, other, "overlap", what="pairs", shared=overlap.pairs, texts=other.sources, limit=MOST_OVERLAP
     )
 
-    has_more_targets = len(overlap.targets) > len(overlap.sources)
-    of_a_side = _overlap_check(
-        train,
-        other,
-        "overlap of a side",
-        what="targets" if has_more_targets else "sources",
-        shared=overlap.targets if has_more_targets else overlap.sources,
-        texts=other.targets if has_more_targets else other.sources,
-        limit=MOST_SIDE_OVERLAP,
-    )
-    return [of_pairs, of_a_side]
+    of_sides = [
+        _overlap_check(
+            train, other, "overlap of a side", what=what, shared=shared, texts=texts, limit=MOST_SIDE_OVERLAP
+        )
+        for what, shared, texts in (
+            ("sources", overlap.sources, other.sources),
+            ("targets", overlap.targets, other.targets),
+        )
+    ]
+    return [of_pairs, max(of_sides, key=attrgetter("value"))]
 
 
 def _overlap_check(

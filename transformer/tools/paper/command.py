@@ -13,6 +13,7 @@ from transformer.tools.paper.layer_table import format_layers, make_layer_table,
 from transformer.tools.paper.rows import published_rows, score_rows
 from transformer.tools.paper.score_study.format import format_study, write_study
 from transformer.tools.paper.score_study.study import study_scores
+from transformer.tools.significance import resampling_seed
 from transformer.tools.tables.format import format_markdown, write_table
 from transformer.tools.tables.job import PAPER_TABLES, SCORES, TableJob
 from transformer.tools.tables.make import make_table
@@ -25,6 +26,7 @@ def table(job: TableJob) -> tuple[str, list[Exception]]:
 
     Raises what `rows_of`, `make_table`, `make_layer_table` and `make_run_table` raise.
     """
+    resampling_seed()  # a bad one is refused before any row is trained
     if job.table == "1":
         layers = make_layer_table(job)
         write_layer_table(output_of(job), layers)

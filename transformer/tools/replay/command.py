@@ -113,6 +113,8 @@ def replay(job: ReplayJob) -> Replay:
         origin = None if checkpoint is None else checkpoint.path.name
         run = _rebuild(directory, checkpoint)
         first, position = _first_step(run.state, job.step)
+        if job.step is not None and job.step > run.job.train.max_steps:
+            raise InputError(f"step={job.step}: {directory.path} is a training of {run.job.train.max_steps} steps")
         last = job.step or first + run.job.train.save_every - 1
         log.info("running steps %d to %d at most, from %s", first, last, origin or "the beginning")
         if job.step is None and first > run.job.train.max_steps:

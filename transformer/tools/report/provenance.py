@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer import __version__
-from transformer.config.jobs import TrainJob
+from transformer.config.jobs import OF_TRAINING, TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.data.hub import is_on_hub
@@ -114,10 +114,20 @@ def _training_command(run: RunReading, record: RunRecord) -> Command:
 
 
 def train_overrides(job: TrainJob) -> list[str]:
-    """The arguments of `transformer train` for this job: all that differs from the paper's base."""
+    """The arguments of `transformer train` for this job: all that differs from the paper's base.
+
+    A model that `init_from` brings is left to it.
+    """
     paper = leaves(to_json(TrainJob()))
-    overrides = [f"{key}={as_typed(value)}" for key, value in leaves(to_json(job)).items() if value != paper.get(key)]
-    return ["experiment=base", *overrides]
+    brought = {f"model.{key}" for key in to_json(job.model) if job.init_from is not None and key not in OF_TRAINING}
+    return [
+        "experiment=base",
+        *(
+            f"{key}={as_typed(value)}"
+            for key, value in leaves(to_json(job)).items()
+            if value != paper.get(key) and key not in brought
+        ),
+    ]
 
 
 def _line(command: str, arguments: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
 from transformer.cost import PEAK_FLOPS, UTILISATION, Parameters, StackParameters, count_parameters, step_flops
 from transformer.data.plan import SLOTS
-from transformer.data.tokenizer import Tokenizers
+from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.errors import InputError
 from transformer.records import Resolved
 from transformer.run_dir import RunDir
@@ -157,9 +157,17 @@ def _subject_of_settings(job: SummaryJob) -> _Subject:
         log.warning("%s is a run: run=%s sums it up; this is of the settings given here", job.run_dir, job.run_dir)
     source = find_source(job)
     if source is None:
-        return _Subject(job, job.tokenizer.vocab_sizes, _resolve(job))
+        return _Subject(job, _vocab_sizes(job), _resolve(job))
     with_source = with_model_of(source, job)
     return _Subject(with_source, source.run_state().vocab_sizes, _resolve(with_source))
+
+
+def _vocab_sizes(job: TrainJob) -> VocabSize:
+    """The number of pieces asked for, or that of the tokenizer that is given; or both of them."""
+    given = {key: config.model for key, config in job.tokenizer.models().items() if config.model is not None}
+    sizes = {key: Tokenizer.load(Path(model).resolve()).vocab_size for key, model in given.items()}
+    source, *target = (sizes.get(key, config.vocab_size) for key, config in job.tokenizer.models().items())
+    return VocabSizes(source, *target) if target else source
 
 
 def _resolve(job: TrainJob) -> Resolved:
