@@ -597,6 +597,30 @@ def test_train_records_the_settings_that_it_resumes_with(corpus: DataConfig, tmp
     assert len(sweep(EvaluateJob(run_dir=str(tmp_path / "a"), threads=1, sweep=asked)).trials) == 2
 
 
+def test_train_writes_a_tokenizer_that_is_missing_when_it_resumes(corpus: DataConfig, tmp_path: Path) -> None:
+    """Without it the training would go to its end, and then fail to score what it has made."""
+    job = tiny_job(tmp_path / "a", corpus, max_steps=2, save_every=2, average=1)
+    path = run(job) / "tokenizer.model"
+    content = path.read_bytes()
+    for damage in (Path.unlink, lambda path: path.write_bytes(content[:-9])):
+        damage(path)
+        job = replace(job, train=replace(job.train, max_steps=job.train.max_steps + 2))
+        run(job)
+        assert path.read_bytes() == content
+
+
+def test_train_that_starts_afresh_has_no_curve_of_before(corpus: DataConfig, tmp_path: Path) -> None:
+    """Trackers are sent what its metrics do not have yet: all of the run, whose identity is a new one."""
+    job = tiny_job(tmp_path / "a", corpus, max_steps=2, log_every=1, save_every=2, average=1)
+    run(job)
+    for folder in ("checkpoints", "averaged"):
+        shutil.rmtree(tmp_path / "a" / folder)
+    metrics = tmp_path / "a" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text(encoding="utf-8").replace('"step": 2', '"step": 9'), encoding="utf-8")
+    run(job)
+    assert [row["step"] for row in metrics_of(tmp_path / "a") if "train/loss" in row] == [1, 2]
+
+
 def test_train_records_a_test_set_whose_text_has_changed(corpus: DataConfig, tmp_path: Path) -> None:
     """Under the same name, so that no setting tells of it."""
     test = write_pair(tmp_path, "test", pairs_of(corpus.dev)[:5])

@@ -36,8 +36,9 @@ from transformer.errors import InputError
 from transformer.layout import Packed
 from transformer.machine import free_memory
 from transformer.model.transformer import Transformer, parameters_by_name
+from transformer.records import Resolved
 from transformer.training import memory
-from transformer.training.memory import batch_of_most, largest_batch, largest_that_fits, try_step
+from transformer.training.memory import Trial, batch_of_most, largest_batch, largest_that_fits, try_step
 from transformer.training.step import Objective
 
 CPU = torch.device("cpu")
@@ -236,6 +237,27 @@ def test_train_fills_its_steps_with_the_largest_micro_batches_that_fit(
         run(trained)
     assert max(again) <= border, "a run that goes on keeps what was found"
     assert len(again) >= 2, "a step of 600 tokens takes several of them"
+
+
+@pytest.mark.usefixtures("tried")
+def test_train_compiles_for_no_size_that_it_tries(
+    tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes minutes, and after two of them torch compiles for any size, which is slower."""
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(Objective, "compile", lambda objective: compiled.append(objective))
+    monkeypatch.setattr("transformer.training.resolve.has_compiler", lambda device: True)
+    before: list[int] = []
+    fit = Trial.fit
+
+    def note(trial: Trial, resolved: Resolved, objective: Objective) -> Resolved:
+        found = fit(trial, resolved, objective)
+        before.append(len(compiled))
+        return found
+
+    monkeypatch.setattr(Trial, "fit", note)
+    run(job_of(tmp_path / "a", corpus, layout=LayoutKind.padded, max_tokens=None, fit_memory=True, compile=True))
+    assert (before, len(compiled)) == ([0], 1)
 
 
 @pytest.mark.usefixtures("tried")

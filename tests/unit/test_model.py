@@ -662,6 +662,23 @@ def test_add_norm_drops_the_sublayers_output_before_the_sum() -> None:
     assert_close(post.eval()(x, 2 * x), nn.functional.layer_norm(3 * x, (32,)))
 
 
+def test_add_norm_adds_up_its_gradients_in_fp32() -> None:
+    """In bf16, in which torch adds them on a CPU where the input is, they are off by a tenth for so many rows."""
+    torch.manual_seed(0)
+    x, y, gradient = (torch.randn(3, 4096, 32) + 0.1).bfloat16()
+    gain, bias = torch.rand(2, 32) + 0.5
+    found = []
+    for kind in (torch.float64, torch.float32):
+        module = AddNorm(32, Norm.post, dropout=0.0).to(kind)
+        module.load_state_dict({"weight": gain, "bias": bias})
+        inputs = [tensor.to(kind if kind is torch.float64 else tensor.dtype).requires_grad_() for tensor in (x, y)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind is torch.float32):
+            out = module(*inputs)
+        found.append(torch.autograd.grad(out, (module.weight, module.bias, *inputs), gradient.to(out.dtype)))
+    for exact, other in zip(*found, strict=True):
+        assert (other - exact).norm() < 0.01 * exact.norm()
+
+
 @both_norms
 def test_add_norm_drops_nothing_of_the_residual(norm: Norm) -> None:
     """A sub-layer that gives 0 leaves `LayerNorm(x)`, or pre-norm `x`, to the last bit, however much is dropped."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transformer.compute import to_autocast_dtype
+from transformer.compute import at_least_fp32, to_autocast_dtype
 from transformer.config.settings import Activation, Norm, Positions
 from transformer.kernels.dropout import Dropout, add_dropout
 from transformer.layout import Histories, Layout, Padded
@@ -119,7 +119,11 @@ class AddNorm(nn.LayerNorm):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
         """The input `x` and the output `y` of the sub-layer, `(..., D)` each -> `(..., D)`."""
         total = add_dropout(x, y, self.dropout, training=self.training)
-        return total if self.pre else to_autocast_dtype(super().forward(total))
+        if self.pre:
+            return total
+        if total.requires_grad:  # in half precision a CPU would add up the gains' gradients over all rows in it
+            total = at_least_fp32(total)
+        return to_autocast_dtype(super().forward(total))
 
 
 class EncoderLayer(nn.Module):

@@ -56,7 +56,7 @@ def start_run(
         _check_same_data(like, prepared, source)
 
     # A run whose checkpoints were taken away may have left these.
-    for stale in (run.history, run.results, run.best, run.target_tokenizer):
+    for stale in (run.history, run.results, run.best, run.metrics, run.target_tokenizer):
         remove(stale)
 
     resolved = resolve_settings(job, world_size) if like is None else resolve_again(job, like.read_record().resolved)
@@ -81,8 +81,7 @@ def start_run(
     )
 
     _write(run, record, prepared)
-    for name, content in prepared.tokenizers.models.items():
-        write_file(run.path / name, content)
+    _write_tokenizers(run, prepared)
     return resolved
 
 
@@ -129,6 +128,7 @@ def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Res
     run = RunDir(Path(job.run_dir))
     record = run.read_record()
     _compare(job, prepared, record=record, checkpoint=checkpoint)
+    _write_tokenizers(run, prepared)
 
     dev_digest = digest_sets({DEV: prepared.dev})
     now = replace(
@@ -141,6 +141,15 @@ def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Res
     if now != record:
         _write(run, now, prepared)
     return resolve_again(job, record.resolved)
+
+
+def _write_tokenizers(run: RunDir, prepared: Prepared) -> None:
+    """Write the model files that are not there as they should be: scoring reads them when the training has ended."""
+    for name, content in prepared.tokenizers.models.items():
+        with suppress(OSError):
+            if (run.path / name).read_bytes() == content:
+                continue
+        write_file(run.path / name, content)
 
 
 def _write(run: RunDir, record: RunRecord, prepared: Prepared) -> None:

@@ -265,7 +265,7 @@ def build_run(
     trial = None
     if tries_memory and can_try(device):
         trial = Trial(job, batching, stores.plain_lengths, device=device, world=world)
-        resolved = trial.fit(resolved, _objective(job, resolved, state))
+        resolved = trial.fit(resolved, _objective(job, replace(resolved, compile=False), state))
 
     # The model under its loss, as it will be trained.
     objective = _objective(job, resolved, state)
