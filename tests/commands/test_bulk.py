@@ -112,6 +112,13 @@ def test_translate_writes_a_file_as_it_would_write_standard_output(suffix: str, 
     assert names() == {given, output, f".{output}.json"}
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2", ".xz"])
+def test_translate_compresses_an_empty_text_to_what_it_reads(suffix: str, run_dir: Path) -> None:
+    Path("in").write_bytes(b"")
+    in_bulk(file_job(run_dir, output=f"out{suffix}"))
+    assert [*read_lines(Path(f"out{suffix}"))] == []
+
+
 @pytest.mark.parametrize(
     "changes",
     [

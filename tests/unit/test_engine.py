@@ -8,9 +8,10 @@ import pickle
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -388,6 +389,27 @@ def test_engine_lives_in_a_temporary_folder_where_the_run_cannot_be_written(
     assert translator.translate(TEXTS)
     del translator
     assert list(temporary.iterdir()) == []
+
+
+def test_engine_of_few_positions_is_compared_with_translations_that_do_not_end(
+    spm: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their pieces, with BOS in front of them, are more than there are positions."""
+    monkeypatch.setitem(globals(), "model_that_ends", lambda size, seed, config: Transformer(config, size))
+    few, search = replace(CONFIG, max_positions=52), replace(SEARCH, max_extra=90)
+    folder = write_run(tmp_path / "few", spm, config=few, search=search)
+    assert load(folder).translate(TEXTS[:2]) == by_torch(folder).translate(TEXTS[:2])
+
+
+def test_engine_is_compared_on_made_up_texts_of_the_source_s_pieces(spm: bytes, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_bytes(spm)
+    translator = SimpleNamespace(
+        batches=SimpleNamespace(max_positions=100),
+        model=SimpleNamespace(vocab_size=10_000, source_vocab_size=tokenizer.vocab_size),
+        tokenizers=SimpleNamespace(source=tokenizer),
+    )
+    texts = [*islice(make._texts(RunDir(tmp_path), cast(Translator, translator)), 50)]
+    assert len(set(texts)) == 50
 
 
 def test_engine_that_computes_something_else_is_not_kept(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

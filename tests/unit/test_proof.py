@@ -23,9 +23,10 @@ from support import varlen
 from support.corpora import read, run, tiny_job, write_corpus
 from support.ranks import ranks
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, LayoutKind, Precision
+from transformer.config.settings import DataConfig, LayoutKind, ModelConfig, Precision, SearchConfig
 from transformer.data.batch import Batch
 from transformer.data.prepare import prepare
+from transformer.decoding.batches import Batches
 from transformer.decoding.loading import load
 from transformer.decoding.proof import FULL, FUSED, PLAIN, in_way, prove_search, search_deviation
 from transformer.distributed import World
@@ -482,6 +483,15 @@ def test_train_whose_search_runs_out_of_memory_says_so_and_goes_on(
         run(job(tmp_path / "a", corpus))
     assert (found(tmp_path / "a")["trying"], found(tmp_path / "a")["failures"]) == (None, {})
     assert measured(run(job(tmp_path / "a", corpus))) == validated
+
+
+@pytest.mark.parametrize("positions", [3, 32, 64])
+def test_search_deviation_fits_into_few_positions(positions: int) -> None:
+    """Where a translation does not end, forced decoding reads BOS and as many pieces."""
+    torch.manual_seed(1)
+    model = Transformer(ModelConfig(n_layers=1, d_model=32, d_ff=32, n_heads=2, max_positions=positions), 200)
+    batches = Batches.of(model, SearchConfig(), device=torch.device("cpu"), precision=Precision.fp32)
+    assert search_deviation(batches) < 1e-5
 
 
 def test_prove_search_leaves_a_fused_kernel_that_computes_wrong(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

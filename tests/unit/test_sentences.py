@@ -184,7 +184,7 @@ def test_translate_names_the_line_of_a_sentence_that_is_too_long(
 
 
 @pytest.mark.usefixtures("needs_sentencex")
-@pytest.mark.parametrize(("language", "between"), [("de", " "), ("zho", ""), ("ja", ""), ("th", ""), ("ko", " ")])
+@pytest.mark.parametrize(("language", "between"), [("de", " "), ("zho", ""), ("ja", ""), ("th", " "), ("ko", " ")])
 def test_sentences_are_joined_as_the_target_language_writes_them(language: str, between: str, run_dir: Path) -> None:
     write_json(RunDir(run_dir).data, to_json(report_of(tgt_lang=language, src_lang="my own language")))
     sentences = Sentences.of(run_dir)

@@ -61,7 +61,7 @@ _SHORT = {three: two for two, _, three in (pair.partition(":") for pair in (_BOT
 
 _NAME = dict(entry.split(":") for entry in " ".join(_NAMES.split()).split(", "))
 
-# Written without spaces between words, nor between sentences.
+# Written without spaces between words.
 UNSPACED = frozenset({"bo", "dz", "ja", "km", "lo", "my", "th", "zh"})
 
 

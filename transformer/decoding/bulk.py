@@ -470,6 +470,8 @@ def _join(place: _Place, settings: Settings) -> Tally:
             for output in place.finish(partial(_texts, place)):
                 file.write(compress(output.text.encode("utf-8"), place.suffix))
                 tallies.append(output.tally)
+        if not file.tell():
+            file.write(compress(b"", place.suffix))  # an empty text, which is not an empty file
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()

@@ -125,6 +125,9 @@ def search_deviation(batches: Batches) -> float:
     longest = max(1, min(LONGEST, batches.max_positions // 2))
     lengths = np.linspace(1, longest, SOURCES).astype(int).tolist()
     sources = [draw.integers(UNK, model.source_vocab_size, size=length).tolist() for length in lengths]
+    most_extra = max(1, batches.max_positions - 1 - longest)  # forced decoding reads BOS, too
+    if batches.search.max_extra > most_extra:
+        batches = replace(batches, search=replace(batches.search, max_extra=most_extra))
     best = [found[0] for found in batches.hypotheses(sources, n_best=1)]
 
     was_training = model.training

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from transformer.config.languages import UNSPACED, language_of
+from transformer.config.languages import language_of
 from transformer.data.corpus import has_several_sentences
 from transformer.data.report import DataReport, read_report
 from transformer.data.tokenizer import Tokenizer
@@ -93,8 +93,8 @@ class Sentences:
             raise InputError("split=true needs sentencex: pip install 'transformer-mt[split]'") from error
 
         report = read_report(RunDir(run_dir))
-        is_unspaced = language_of(report.tgt_lang, "data.tgt_lang") in UNSPACED
-        return cls(segment, _source_language(report), between="" if is_unspaced else " ")
+        has_space = language_of(report.tgt_lang, "data.tgt_lang") not in ("ja", "zh")  # in Thai it is all that has one
+        return cls(segment, _source_language(report), between=" " if has_space else "")
 
     def split(self, lines: Iterable[str]) -> list[list[str]]:
         """The sentences of each line, at least one; a blank line is one."""

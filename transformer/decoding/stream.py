@@ -50,17 +50,17 @@ def summed(tallies: Iterable[Tally]) -> dict[str, float]:
 
 def stream(blocks: Iterable[list[Item]], work: Work[Item], stdout: BinaryIO, *, unit: str, is_dialogue: bool) -> Tally:
     """Write what comes of each block, and flush it, until there are no more; the sum of what was counted."""
-    tallies = []
+    total: Tally = {}
     line = 1
     with throughput(unit, is_shown=not is_dialogue) as advance:
         for block in blocks:
             output = work(block, line)
             stdout.write(output.text.encode("utf-8"))
             stdout.flush()
-            tallies.append(output.tally)
+            total = summed((total, output.tally))
             line += len(block)
             advance(len(block))
-    return summed(tallies)
+    return total
 
 
 def read_blocks(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:

@@ -31,7 +31,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, FilterConfig, LayoutKind, Precision, TokenizerConfig
 from transformer.data.hub import HubModel, Unreachable, copies_of, fetch, find_model, is_on_hub, name_on_hub
 from transformer.data.training_text import store_dir_of
-from transformer.errors import CheckpointError, InputError
+from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.files import MANIFEST, build_once, digest_file, list_names, open_regular, storage_error, write_file
 from transformer.published.hub_run import CARD, RUN_FILE, copy_run, is_intact, is_run
 from transformer.published.marian import (
@@ -283,7 +283,8 @@ def run_path(source: str, key: str) -> Path:
             if place.folder != path:
                 _write(place, path, src_lang=None, tgt_lang=None)
     if not is_commit:
-        write_file(last_time, model.revision.encode())
+        with suppress(StorageError):  # copies that are another user's serve as well
+            write_file(last_time, model.revision.encode())
     return path
 
 

@@ -9,6 +9,7 @@ made again. Where the run cannot be written, the engine lives in a temporary fol
 import copy
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -31,7 +32,7 @@ from transformer.decoding.engine.parity import choose_sentences, compare
 from transformer.decoding.engine.peer import FLOAT32_BOUND
 from transformer.decoding.engine.searcher import Searcher, temporary_folder
 from transformer.decoding.translator import Translator
-from transformer.errors import CheckpointError, InputError
+from transformer.errors import CheckpointError, InputError, TransformerError
 from transformer.files import build_once, open_regular, storage_error
 from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
 from transformer.vocabulary import UNK
@@ -117,6 +118,9 @@ def _searcher_of(
             fill(folder)
         except OSError as failure:
             raise storage_error(folder, error=failure) from failure
+        except TransformerError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     return Searcher(
         folder, vocabularies, quantization=quantization, device=translator.device, is_temporary=is_temporary
     )
@@ -162,5 +166,5 @@ def _texts(run: RunDir, translator: Translator) -> Iterator[str]:
     draw = np.random.default_rng(0)
     longest = max(1, min(LONGEST, translator.batches.max_positions // 2))
     while True:
-        ids = draw.integers(UNK + 1, translator.model.vocab_size, size=draw.integers(1, longest, endpoint=True))
+        ids = draw.integers(UNK + 1, translator.model.source_vocab_size, size=draw.integers(1, longest, endpoint=True))
         yield from translator.tokenizers.source.decode([ids.tolist()])

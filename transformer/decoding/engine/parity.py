@@ -156,7 +156,8 @@ def compare(
     sources = [sentence.pieces for sentence in sentences]
     references = _references(sentences)
     if references is None:
-        targets = [best.tokens for best in _ours(translator, peer, sources, beam_size=1)]
+        most = translator.batches.max_positions - 1  # as forced decoding reads BOS in front of them
+        targets = [best.tokens[:most] for best in _ours(translator, peer, sources, beam_size=1)]
     else:
         targets = translator.tokenizers.target.encode(references)
     log_probs, mean_log_probs, logits = _compare_forced(exact, peer, sources, targets)
