@@ -107,6 +107,8 @@ def best_kept_steps(run_dir: Path, progress: Progress, *, metric: Metric, count:
             ", ".join(map(str, gone)),
             count,
         )
+    elif len(kept) < count:
+        log.warning("only %d checkpoints are validated and there, not %d: see train.validate_every", len(kept), count)
     return sorted(kept[:count])
 
 

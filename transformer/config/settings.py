@@ -611,7 +611,7 @@ class TrainConfig:
     max_tokens: int | None = option(
         None,
         "at most this many source tokens, and target tokens, in a micro-batch; padding counts; packed, rounded up to a "
-        "multiple of 128 (null: by device)",
+        "multiple of 128 (null: 5,120 on a CPU, 8,192 on a GPU of up to 36 GiB, 32,768 on a larger one)",
         on_resume=OnResume.note,
     )
     fit_memory: bool = option(

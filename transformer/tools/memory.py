@@ -83,10 +83,9 @@ def estimate_memory(
 def _widths(config: ModelConfig, resolved: Resolved) -> _Widths:
     parameter = dtype_of(resolved.precision).itemsize
     activation = product_dtype(resolved.precision).itemsize
-    # Under autocast a post-norm layer ends in half precision; along pre-norm layers the sum is never rounded. On a GPU
-    # autocast hands a norm a copy in fp32, which the norm keeps, unless a compiler makes that copy again.
-    keeps_copy = resolved.device is Device.cuda and not resolved.compile
-    residual = activation if config.norm is Norm.post and not keeps_copy else parameter
+    # Under autocast a post-norm layer ends in half precision; along pre-norm layers the sum is never rounded. The norm
+    # is handed a copy in fp32, which it keeps, unless a compiler makes that copy again.
+    residual = activation if config.norm is Norm.post and resolved.compile else parameter
     return _Widths(parameter, activation, residual)
 
 

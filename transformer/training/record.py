@@ -31,8 +31,9 @@ from transformer.data.plan import plan_version
 from transformer.data.prepare import Prepared
 from transformer.data.report import read_report
 from transformer.data.store import Mixture
+from transformer.data.tokenizer import read_model
 from transformer.data.training_text import PREPARE_VERSION
-from transformer.errors import CheckpointError, FindingsError, StorageError
+from transformer.errors import CheckpointError, FindingsError, InputError, StorageError
 from transformer.evaluation.sets import digest_sets
 from transformer.files import MANIFEST, remove, write_file, write_json
 from transformer.machine import describe_processor, source_commit
@@ -146,8 +147,8 @@ def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Res
 def _write_tokenizers(run: RunDir, prepared: Prepared) -> None:
     """Write the model files that are not there as they should be: scoring reads them when the training has ended."""
     for name, content in prepared.tokenizers.models.items():
-        with suppress(OSError):
-            if (run.path / name).read_bytes() == content:
+        with suppress(InputError):  # it is not there, or no file
+            if read_model(run.path / name) == content:
                 continue
         write_file(run.path / name, content)
 
