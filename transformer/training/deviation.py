@@ -37,7 +37,8 @@ class Tolerance(NamedTuple):
     """How far a way may be from the plain one, relative to that.
 
     Largest deviations seen in bf16 (packed, on a CPU; the models of the demo and of Multi30k): loss 7e-5, a matrix's
-    gradient 0.026 and its norm 0.0064, that of a vector 0.37; in fp16 a third of it.
+    gradient 0.026 and its norm 0.0064, that of a vector 0.01; in fp16 a third of it. With the demo's weights after
+    1,000 steps 0.09, 0.017 and 0.08.
     """
 
     loss: float
@@ -45,7 +46,7 @@ class Tolerance(NamedTuple):
     gradient: float  # of one matrix: the norm of the difference
 
 
-VECTORS = 0.75  # by which the gradient of a vector may differ
+VECTORS = 0.3  # by which the gradient of a vector may differ
 TOLERANCES = {True: Tolerance(loss=0.005, norm=0.03, gradient=0.15), False: Tolerance(1e-4, 0.002, 0.01)}  # is it half?
 
 
