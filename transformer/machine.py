@@ -141,8 +141,8 @@ def _share_of_cores() -> int:
     srun may have bound the process to them, which then are not to be divided once more.
     """
     of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    is_task = os.environ.get("SLURM_STEP_NUM_TASKS", "1") == os.environ.get("WORLD_SIZE", "0") != "1"
-    if is_task and of_task.isdecimal():
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks != "1" and tasks == os.environ.get("WORLD_SIZE") and of_task.isdecimal():
         return min(cores(), int(of_task))
     return max(1, cores() // _local_world_size())
 

@@ -210,7 +210,7 @@ def run_application(command: str, arguments: Arguments, kind: type[Application] 
             raise
         raise composing_error(error, job, overrides=arguments.overrides) from error
 
-    if arguments.is_multirun and not application.runs and "--cfg" not in arguments.flags:
+    if arguments.is_multirun and not application.runs:
         raise InputError(f"the sweep has no run: no value fits {', '.join(arguments.overrides)}")
     application.say_best()
     if application.failures:

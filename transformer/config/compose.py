@@ -231,8 +231,10 @@ def check_config_dir(command: str, config_dir: str | Path) -> None:
 
 def _is_shipped(path: Path, name: str) -> bool:
     """Whether a file is what the package has under this name, such as in a copy of its folder."""
-    own = shipped("configs") / name
-    return own.exists() and own.read_bytes() == path.read_bytes()
+    try:
+        return (shipped("configs") / name).read_bytes() == path.read_bytes()
+    except OSError:  # the package makes it at run time, or the user's is no file that can be read
+        return False
 
 
 # ---- from what Hydra composed to a typed job ------------------------------------------------------------------------

@@ -93,7 +93,10 @@ class Sentences:
             raise InputError("split=true needs sentencex: pip install 'transformer-mt[split]'") from error
 
         report = read_report(RunDir(run_dir))
-        has_space = language_of(report.tgt_lang, "data.tgt_lang") not in ("ja", "zh")  # in Thai it is all that has one
+        has_space = language_of(report.tgt_lang, "data.tgt_lang") not in (
+            "ja",
+            "zh",
+        )  # which in Thai is all that ends a sentence
         return cls(segment, _source_language(report), between=" " if has_space else "")
 
     def split(self, lines: Iterable[str]) -> list[list[str]]:

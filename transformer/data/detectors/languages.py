@@ -49,11 +49,13 @@ SCRIPTS = {
 }
 _SCRIPT_OF_LANGUAGE = {language: script for script, languages in SCRIPTS.items() for language in languages.split()}
 _EAST_ASIAN = {"CJK", "KANA", "HANGUL"}  # which Japanese mixes, and Korean may
-_SCRIPT_OF_NAME = {"HIRAGANA": "KANA", "KATAKANA": "KANA", "KATAKANA-HIRAGANA": "KANA"}
-_SCRIPT_OF_NAME |= {
-    "IDEOGRAPHIC": "CJK",
-    "FULLWIDTH": "CJK",
-}  # the sign of repetition, and Latin letters as wide as signs
+_SCRIPT_OF_NAME = {
+    "HIRAGANA": "KANA",
+    "KATAKANA": "KANA",
+    "KATAKANA-HIRAGANA": "KANA",
+    "IDEOGRAPHIC": "CJK",  # such as the sign of repetition
+    "FULLWIDTH": "CJK",  # Latin letters as wide as signs
+}
 _ANY_SCRIPT = {"FEMININE", "MASCULINE", "MICRO", "MODIFIER"}  # as in 1ª, 2º and 5 µm
 
 

@@ -120,14 +120,12 @@ def train_overrides(job: TrainJob) -> list[str]:
     """
     paper = leaves(to_json(TrainJob()))
     brought = {f"model.{key}" for key in to_json(job.model) if job.init_from is not None and key not in OF_TRAINING}
-    return [
-        "experiment=base",
-        *(
-            f"{key}={as_typed(value)}"
-            for key, value in leaves(to_json(job)).items()
-            if value != paper.get(key) and key not in brought
-        ),
+    overrides = [
+        f"{key}={as_typed(value)}"
+        for key, value in leaves(to_json(job)).items()
+        if value != paper.get(key) and key not in brought
     ]
+    return ["experiment=base", *overrides]
 
 
 def _line(command: str, arguments: Sequence[str]) -> str:

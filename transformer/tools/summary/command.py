@@ -164,10 +164,11 @@ def _subject_of_settings(job: SummaryJob) -> _Subject:
 
 def _vocab_sizes(job: TrainJob) -> VocabSize:
     """The number of pieces asked for, or that of the tokenizer that is given; or both of them."""
-    given = {key: config.model for key, config in job.tokenizer.models().items() if config.model is not None}
-    sizes = {key: Tokenizer.load(Path(model).resolve()).vocab_size for key, model in given.items()}
-    source, *target = (sizes.get(key, config.vocab_size) for key, config in job.tokenizer.models().items())
-    return VocabSizes(source, *target) if target else source
+    sizes = [
+        config.vocab_size if config.model is None else Tokenizer.load(Path(config.model).resolve()).vocab_size
+        for config in job.tokenizer.models().values()
+    ]
+    return sizes[0] if len(sizes) == 1 else VocabSizes(*sizes)
 
 
 def _resolve(job: TrainJob) -> Resolved:
