@@ -437,6 +437,20 @@ def test_engine_of_auto_is_float32_where_int8_loses_too_much(
     assert "float32 is used" in caplog.text
 
 
+def test_engine_that_is_refused_leaves_no_temporary_folder(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(run_dir / "engines")
+    (run_dir / "engines").write_bytes(b"")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr(make, "MOST_LOSS", 1e-9)
+    with pytest.raises(InputError, match="in int8 it does not compute what the model does"):
+        load(run_dir, engine_type="int8")
+    assert list(temporary.iterdir()) == []
+
+
 def test_engine_of_auto_is_int8_only_where_the_processor_multiplies_it(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
