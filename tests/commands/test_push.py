@@ -18,7 +18,7 @@ from support.hub import TOKEN, ModelHub, client_of, model_hub
 from transformer.config.jobs import EvaluateJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, LineFormat, PairConfig, TokenizerConfig
-from transformer.errors import CheckpointError, InputError, TransformerError
+from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
 from transformer.published.run import run_path
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.push.command import Pushed, push
@@ -325,6 +325,19 @@ def test_run_dir_on_the_hub_is_used_like_the_run_itself(
     scored = in_a_child("score", ScoreJob(run_dir=SOURCE, threads=1), tmp_path, "one two\teins zwei\n")
     assert scored.status == 0, scored.said
     assert {path.partition("/resolve/")[1] for path in hub.asked} == {""}, "asked which revision it is, and for no file"
+
+
+def test_run_dir_on_the_hub_is_read_where_its_copies_cannot_be_written(
+    trained: Path, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed(trained)
+    path = run_path(SOURCE, "run_dir")
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise StorageError(f"{path}: cannot be written")
+
+    monkeypatch.setattr("transformer.published.run.write_file", refuse)
+    assert run_path(SOURCE, "run_dir") == path
 
 
 def test_run_dir_on_the_hub_is_what_it_was_where_the_hub_does_not_answer(
