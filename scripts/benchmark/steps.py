@@ -39,13 +39,13 @@ from torch._dynamo.utils import counters
 from transformer.compute import avoid_cudnn_attention, dtype_of, loss_scaler, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig, paper_peak
+from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
 from transformer.cost import count_parameters, peak_flops, step_flops
 from transformer.data.loader import Position, Step, load_steps
 from transformer.data.store import Store
 from transformer.model.transformer import Transformer
 from transformer.training.cuda_graphs import GraphedComputation
-from transformer.training.optimizer import build_optimizer, learning_rate
+from transformer.training.optimizer import build_optimizer, rate_of
 from transformer.training.resolve import batching_of, resolve_settings
 from transformer.training.step import Computation, Objective, train_step
 
@@ -173,7 +173,7 @@ class Training:
         self.parameters = count_parameters(job.model, vocab_size).total
         self.taken = 0
         self._train = job.train
-        self._peak = paper_peak(job.model.d_model, job.train.warmup_steps)
+        self._d_model = job.model.d_model
 
         torch.set_num_threads(self.resolved.threads)
         torch.manual_seed(job.train.seed)
@@ -204,13 +204,7 @@ class Training:
         waited = time.perf_counter() - asked
 
         train = self._train
-        rate = learning_rate(
-            self.taken,
-            peak=self._peak,
-            warmup_steps=train.warmup_steps,
-            decay=train.decay,
-            max_steps=train.max_steps,
-        )
+        rate = rate_of(train, self._d_model, step=self.taken)
         result = train_step(self._computation, step, world_size=1, rate=rate, seed=train.seed)
         self.taken += 1
         return step, result.loss_sum / step.target_tokens, waited

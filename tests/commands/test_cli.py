@@ -523,6 +523,7 @@ PAPER_BASE = {
     "train.max_steps": 100_000,
     "train.tokens_per_step": 25_000,
     "train.learning_rate": None,  # equation 3
+    "train.learning_rate_scale": 1.0,
     "train.warmup_steps": 4000,
     "train.decay": Decay.inverse_sqrt,
     "train.optimizer": OptimizerKind.adam,

@@ -16,11 +16,11 @@ from support.corpora import ENGLISH, GERMAN, finish, read, start, texts
 from support.paths import CORPORA, ROOT, needs_corpora
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
-from transformer.config.settings import PairConfig, TargetTokenizerConfig, paper_peak
+from transformer.config.settings import PairConfig, TargetTokenizerConfig
 from transformer.cost import count_parameters
 from transformer.data.prepare import prepare
 from transformer.tools.summary.command import format_summary, summarise
-from transformer.training.optimizer import learning_rate
+from transformer.training.optimizer import rate_of
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -62,6 +62,7 @@ RECIPE = {  # base and big of English-German, base and big of English-French; wh
     "train.max_steps": (100_000, 300_000, 100_000, 300_000),
     "train.tokens_per_step": 25_000,
     "train.learning_rate": None,  # equation 3
+    "train.learning_rate_scale": 1.0,
     "train.warmup_steps": 4_000,
     "train.decay": "inverse_sqrt",
     "train.optimizer": "adam",
@@ -133,17 +134,7 @@ def test_experiments_of_wmt_have_the_papers_sizes_and_peak_rates(name: str, coun
     job: TrainJob = composed(name)
     assert count_parameters(job.model, job.tokenizer.vocab_size).total == count
     assert (job.model.key_width, job.model.value_width) == (64, 64)
-    train = job.train
-    rates = [
-        learning_rate(
-            step,
-            peak=paper_peak(job.model.d_model, train.warmup_steps),
-            warmup_steps=train.warmup_steps,
-            decay=train.decay,
-            max_steps=train.max_steps,
-        )
-        for step in range(10_000)
-    ]
+    rates = [rate_of(job.train, job.model.d_model, step=step) for step in range(10_000)]
     assert max(rates) == rates[3_999] == pytest.approx(peak, rel=1e-3)
 
 

@@ -35,7 +35,7 @@ from transformer.tools.tables.grid import describe_changes, differences, with_ch
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.make import make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
-from transformer.tools.tables.rows import output_of
+from transformer.tools.tables.rows import output_of, rows_of_file
 
 pytestmark = pytest.mark.ci
 
@@ -282,6 +282,16 @@ def test_read_rows_refuses_a_bad_file(tmp_path: Path, text: str, message: str) -
 def test_with_changes_refuses_what_is_no_setting(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         with_changes(tiny_job(tmp_path, write_corpus(tmp_path)), changes, place="here")
+
+
+def test_rows_of_a_file_train_at_the_peak_of_their_own_width_and_warm_up(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("given: {}\nnarrow: {model: {d_model: 128}}\nlonger: {train: {warmup_steps: 2000}}\n")
+    job = compose("table", [f"table={path}", "experiment=base", "recipe=low_resource"])
+    assert isinstance(job, TableJob)
+    peaks = {row.name: row.job.train.peak(row.job.model.d_model) for row in rows_of_file(job).rows}
+    expected = {"given": (512, 500), "narrow": (128, 500), "longer": (512, 2000)}
+    assert peaks == pytest.approx({name: 1.5 / math.sqrt(width * steps) for name, (width, steps) in expected.items()})
 
 
 @pytest.mark.parametrize("row", ["{run_dir: elsewhere}", "{train: {seed: 7}}"])

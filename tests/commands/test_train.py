@@ -467,10 +467,12 @@ def test_metrics_of_a_log_line_are_means_over_its_steps(corpus: DataConfig, tmp_
         assert mean["train/rate"] == steps[3 * number + 2]["train/rate"]
 
 
-def test_train_logs_the_rate_of_equation_3(corpus: DataConfig, tmp_path: Path) -> None:
-    job = tiny_job(tmp_path / "a", corpus, max_steps=10, learning_rate=None, warmup_steps=4)
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_train_logs_the_rate_of_equation_3(corpus: DataConfig, tmp_path: Path, scale: float) -> None:
+    recipe: dict[str, Any] = {"learning_rate": None, "learning_rate_scale": scale, "warmup_steps": 4}
+    job = tiny_job(tmp_path / "a", corpus, max_steps=10, **recipe)
     rates = {row["step"]: row["train/rate"] for row in metrics_of(run(job)) if "train/rate" in row}
-    assert rates == pytest.approx({n: 32**-0.5 * min(n**-0.5, n * 4**-1.5) for n in range(1, 11)}, rel=1e-12)
+    assert rates == pytest.approx({n: scale * 32**-0.5 * min(n**-0.5, n * 4**-1.5) for n in range(1, 11)}, rel=1e-12)
 
 
 def test_train_applies_the_rate(corpus: DataConfig, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from transformer.config.settings import (
     Positions,
     Precision,
     SearchConfig,
+    paper_peak,
 )
 from transformer.data import building
 from transformer.data.tokenizer import train_tokenizer
@@ -146,6 +147,7 @@ PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
 NOT_HERE = {"search.engine", "search.engine_type", "tokenizer.model", "tokenizer.target.model", "train.fit_memory"}
 NOT_HERE |= {f"data.test.{name}.{key}" for name in ("test", "other") for key in ("tag", "tgt_lang")}  # of their own
+NOT_HERE.add("train.learning_rate_scale")  # changes nothing beside a rate
 CHOSEN = {  # where twice or half would be no value, or takes time
     "model.n_decoder_layers": 2,
     "model.d_k": 8,
@@ -286,6 +288,20 @@ def test_resume_extends_a_run_at_a_constant_rate(corpus: DataConfig, tmp_path: P
     straight = run(tiny_job(tmp_path / "b", corpus, max_steps=6, **recipe))
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert_same_tensors(step_dir(extended, 6) / name, step_dir(straight, 6) / name)
+
+
+def test_resume_takes_a_rate_for_what_the_scale_of_equation_3_makes_of_it(corpus: DataConfig, tmp_path: Path) -> None:
+    """Runs of 0.1.0 have the rate of their recipe as a number."""
+    recipe: dict[str, Any] = {"decay": Decay.constant, "warmup_steps": 2}
+    rate = 1.5 * paper_peak(32, 2)
+    scaled: dict[str, Any] = recipe | {"learning_rate": None, "learning_rate_scale": 1.5}
+    run(tiny_job(tmp_path / "a", corpus, max_steps=4, learning_rate=rate, **recipe))
+    refused = re.escape(f"train.learning_rate: {rate} -> null; train.learning_rate_scale: 1.0 -> 2.0")
+    with pytest.raises(CheckpointError, match=refused):
+        run(tiny_job(tmp_path / "a", corpus, max_steps=6, **scaled | {"learning_rate_scale": 2.0}))
+    resumed = run(tiny_job(tmp_path / "a", corpus, max_steps=6, **scaled))
+    straight = run(tiny_job(tmp_path / "b", corpus, max_steps=6, learning_rate=rate, **recipe))
+    assert_same_tensors(step_dir(resumed, 6) / "model.safetensors", step_dir(straight, 6) / "model.safetensors")
 
 
 def changed_line(path: Path) -> None:

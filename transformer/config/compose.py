@@ -54,7 +54,7 @@ from transformer.config.keys import (
     quote,
     shipped,
 )
-from transformer.config.settings import ExtraConfig, Metric, PairConfig, paper_peak
+from transformer.config.settings import ExtraConfig, Metric, PairConfig
 from transformer.errors import InputError, TransformerError
 
 J = TypeVar("J", bound=Job)
@@ -167,12 +167,11 @@ def stored_configs(
 
 
 def _register_resolvers() -> None:
-    """What a YAML file may call: `${shipped:}`, `${optuna_direction:METRIC}`, `${paper_peak:D_MODEL,STEPS,TIMES}`."""
+    """What a YAML file may call: `${shipped:}`, `${optuna_direction:METRIC}`."""
     if OmegaConf.has_resolver("shipped"):
         return
     OmegaConf.register_new_resolver("shipped", lambda: str(shipped("data")))
     OmegaConf.register_new_resolver("optuna_direction", _optuna_direction)
-    OmegaConf.register_new_resolver("paper_peak", lambda d_model, steps, times: times * paper_peak(d_model, steps))
 
 
 def _optuna_direction(metric: Metric) -> str:

@@ -306,6 +306,7 @@ FOREIGN = (
         hugging_face="learning_rate",
         also="max_lr peak_lr base_lr",
     ),
+    Foreign("train.learning_rate_scale", joeynmt="learning_rate_factor", also="learning_rate_constant"),
     Foreign(
         "train.warmup_steps",
         fairseq="--warmup-updates",

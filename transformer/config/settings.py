@@ -617,7 +617,10 @@ class TrainConfig:
     fit_memory: bool = option(
         False, "find the largest max_tokens that fits into memory, before the first step", on_resume=OnResume.allow
     )
-    learning_rate: float | None = option(None, "peak of the learning rate (null: the peak of the paper's equation 3)")
+    learning_rate: float | None = option(
+        None, "peak of the learning rate (null: learning_rate_scale times the peak of the paper's equation 3)"
+    )
+    learning_rate_scale: float = option(1.0, "where learning_rate is null: this many times the peak of equation 3")
     warmup_steps: int = option(4_000, "updates until the learning rate is at its peak")
     decay: Decay = option(
         Decay.inverse_sqrt, "what the learning rate does after its peak; linear and cosine reach 0 at max_steps"
@@ -729,7 +732,7 @@ class TrainConfig:
         require(decay is None or 0.0 < decay < 1.0, f"train.ema_decay={decay} must be in (0, 1)")
         sampling = self.subword_sampling
         require(sampling is None or 0.0 < sampling <= 1000.0, f"train.subword_sampling={sampling} must be in (0, 1000]")
-        for name in ("learning_rate", "adam_eps", "clip_norm"):
+        for name in ("learning_rate", "learning_rate_scale", "adam_eps", "clip_norm"):
             value = getattr(self, name)
             require(
                 value is None or (math.isfinite(value) and value > 0),
@@ -745,6 +748,10 @@ class TrainConfig:
             self.keep_last >= self.average,
             f"train.keep_last={self.keep_last} must be at least train.average={self.average}: raise it",
         )
+
+    def peak(self, d_model: int) -> float:
+        """The learning rate at the end of the warm-up, for a model of this width."""
+        return self.learning_rate or self.learning_rate_scale * paper_peak(d_model, self.warmup_steps)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from transformer.config.settings import Decay, OptimizerKind, TrainConfig, paper_peak
+from transformer.config.settings import Decay, OptimizerKind, TrainConfig
 from transformer.training.muon import Muon
 
 MEANS = "exp_avg"  # torch's names of Adam's two moments, of which Muon has the first
@@ -47,7 +47,7 @@ def rate_of(recipe: TrainConfig, d_model: int, *, step: int) -> float:
     """The rate at which a training takes step `step`, counted from 0."""
     return learning_rate(
         step,
-        peak=recipe.learning_rate or paper_peak(d_model, recipe.warmup_steps),
+        peak=recipe.peak(d_model),
         warmup_steps=recipe.warmup_steps,
         decay=recipe.decay,
         max_steps=recipe.max_steps,

@@ -217,6 +217,9 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
     before = leaves(to_json(record.config))
     now = leaves(to_json(job))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    width = job.model.d_model
+    if record.config.train.peak(width) == job.train.peak(width):  # runs of 0.1.0 have their recipe's rate as a number
+        changed = [key for key in changed if key not in ("train.learning_rate", "train.learning_rate_scale")]
 
     # What may not differ.
     refused = [
