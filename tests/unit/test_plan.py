@@ -382,6 +382,20 @@ def test_split_step_packs_as_many_micro_batches_as_ranks(ranks: int) -> None:
     assert {len(split_step(step, lengths, **split)) for step in steps} == {ranks}
 
 
+def test_split_step_packs_steps_whole_where_the_shorter_side_is_longer_in_short_sentences() -> None:
+    """As with Japanese and English: steps of sentences of about one length are far from the corpus' average."""
+    state = np.random.default_rng(3)
+    target = np.clip(state.lognormal(3.3, 0.7, size=60_000), 1, 200)
+    source = target * np.interp(np.log(target), (2.0, 4.5), (0.8, 0.65)) * state.lognormal(0.0, 0.2, size=len(target))
+    lengths = np.stack((np.clip(source, 1, 200), target), axis=1).astype(np.int32)
+    budget = {"tokens_per_step": 4096, "max_tokens": 5120, "micro_batch_multiple": 1}
+    capacities = packed_capacities(lengths, **budget)
+    assert capacities[0] < capacities[1]
+    split: dict[str, Any] = {"max_tokens": 5120, "micro_batch_multiple": 1, "capacities": capacities}
+    steps = plan(lengths, seed=1, epoch=0, tokens_per_step=4096)
+    assert sum(len(split_step(step, lengths, **split)) > 1 for step in steps) <= len(steps) / 100
+
+
 def test_split_step_packs_micro_batches_that_hold_the_step_fit_are_even_and_come_in_multiples() -> None:
     state = np.random.default_rng(17)
     for _ in range(100):
@@ -479,7 +493,7 @@ def test_split_step_cuts_once_more_what_does_not_fit_the_capacities_of_another_e
     later = first[:, ::-1].copy()
     split = {"max_tokens": 600, "micro_batch_multiple": multiple}
     capacities = packed_capacities(first, tokens_per_step=1_000, **split)
-    assert capacities == (384, 512)  # 550 / 2 and a sentence, 1,000 / 2 and a sentence, rounded up
+    assert capacities == (384, 512)  # 625 / 2 and a sentence, 1,000 / 2 and a sentence, rounded up
     for lengths, expected in ((first, 2), (later, 4 if multiple == 2 else 3)):
         for step in plan(lengths, seed=1, epoch=0, tokens_per_step=1_000):
             parts = split_step(step, lengths, **split, capacities=capacities)

@@ -378,8 +378,8 @@ def test_resolve_settings_takes_fewer_threads_where_a_run_goes_on_with_fewer_cor
     [
         ([[10, 10]] * 9000, 4096, 5120, 1, (4096, 4096)),  # a step in one piece
         ([[10, 10]] * 9000, 4000, 5120, 1, (4096, 4096)),  # up to a multiple of 128
-        ([[5, 10]] * 9000, 4096, 5120, 1, (2304, 4096)),  # half as many on the source side, and a tenth more
-        ([[10, 5]] * 9000, 4096, 5120, 1, (4096, 2304)),
+        ([[5, 10]] * 9000, 4096, 5120, 1, (2560, 4096)),  # half as many on the source side, and a quarter more
+        ([[10, 5]] * 9000, 4096, 5120, 1, (4096, 2560)),
         ([[10, 9]] * 9000, 4096, 5120, 1, (4096, 4096)),  # nearly as many: no more than the step
         ([[10, 10]] * 9000, 25_000, 8192, 1, (6272, 6272)),  # four pieces of 6,250 and a sentence
         ([[10, 10]] * 9000, 25_000, 32_768, 4, (6272, 6272)),  # as many pieces as ranks
