@@ -43,6 +43,7 @@ def load(
     tokens_per_step: int = 50,
     capacities: tuple[int, int] | None = None,
     kernel: AttentionKernel | None = None,
+    is_one_shape: bool = True,
 ) -> Generator[Step, None, None]:
     """Steps of one store, or of one an epoch."""
     store_of = store if callable(store) else lambda epoch: store
@@ -56,6 +57,7 @@ def load(
             micro_batch_multiple=multiple,
             capacities=capacities,
             kernel=kernel,
+            is_one_shape=is_one_shape,
         ),
         rank=rank,
         world_size=world_size,
@@ -194,6 +196,24 @@ def test_step_has_the_numbers_of_its_packed_tensors() -> None:
         assert step.source_tokens == sum(int((batch.source > 0).sum()) for batch in batches)
         assert step.sentences == sum(int((batch.source == 3).sum()) for batch in batches)
         assert step.slots == 44 * len(batches)
+
+
+def test_step_of_no_fixed_shape_has_the_slots_that_its_sentences_take() -> None:
+    """The same micro-batches, without the slots that stay empty; a rank without a sentence has the fewest."""
+    how: dict[str, Any] = {"store": numbered(600), "tokens_per_step": 700, "max_tokens": 640, "capacities": (640, 512)}
+    shapes = set()
+    for step, fixed in islice(zip(load(is_one_shape=False, **how), load(**how), strict=True), 40):
+        assert seen(step) == seen(fixed)
+        batches = [batch for _, batch in step.micro_batches]
+        for batch in batches:
+            for slots in (batch.source, batch.target_in):
+                assert len(slots) == -(-int((slots > 0).sum()) // 128) * 128
+            shapes.add((len(batch.source), len(batch.target_in)))
+        assert step.slots == sum(batch.source.numel() + batch.target_in.numel() for batch in batches) < fixed.slots
+    assert len(shapes) > 2
+
+    (_, empty), *others = next(load(is_one_shape=False, rank=6, world_size=7, **how)).micro_batches
+    assert (len(empty.source), len(empty.target_in), others) == (128, 128, [])
 
 
 def test_step_has_the_same_sentences_however_it_is_split() -> None:

@@ -402,7 +402,7 @@ def test_batching_of_fixes_the_shapes_of_a_run(layout: str, capacities: tuple[in
     made = job(device=Device.cpu, layout=LayoutKind[layout], tokens_per_step=700, max_tokens=900, seed=5)
     store = Store.from_pieces([[7] * 4] * 200, [[7] * 5] * 200)
     mixture = ((150, 1.0), (50, 2.5))
-    assert batching_of(made, resolve_settings(made, 3), lengths=store.lengths, mixture=mixture) == Batching(
+    expected = Batching(
         mixture=mixture,
         seed=5,
         tokens_per_step=700,
@@ -410,4 +410,10 @@ def test_batching_of_fixes_the_shapes_of_a_run(layout: str, capacities: tuple[in
         micro_batch_multiple=3,
         capacities=capacities,
         kernel=None,
+        is_one_shape=False,
     )
+    resolved = resolve_settings(made, 3)
+    assert batching_of(made, resolved, lengths=store.lengths, mixture=mixture) == expected
+    for one_shape in (replace(resolved, compile=True), replace(resolved, device=Device.cuda)):
+        found = batching_of(made, one_shape, lengths=store.lengths, mixture=mixture)
+        assert found == replace(expected, is_one_shape=True)

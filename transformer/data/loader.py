@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import Batching, count_slots
+from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
 
 
@@ -139,10 +139,9 @@ def _make_step(
 
     Micro-batch m goes to rank m mod world size. A rank without a sentence gets one empty batch, never nothing.
     """
-    capacities = batching.capacities
 
     def batch_of(ids: Ids) -> Batch:
-        return collate(store, ids, capacities, kernel=batching.kernel)
+        return collate(store, ids, batching.slots_of(store.lengths[ids]), kernel=batching.kernel)
 
     numbers = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
     micro_batches = [(m, batch_of(parts[m])) for m in numbers]
@@ -162,7 +161,7 @@ def _make_step(
         target_tokens=target_tokens,
         source_tokens=source_tokens,
         sentences=sum(map(len, parts)),
-        slots=count_slots(lengths, capacities),
+        slots=batching.count_slots(lengths),
     )
 
 

@@ -49,8 +49,9 @@ class Batching:
     tokens_per_step: int  # real tokens of a step on either side, at most
     max_tokens: int  # rows x longest of a padded micro-batch on either side, at most
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this
-    capacities: tuple[int, int] | None  # slots of a packed micro-batch, source and target; None: padded
+    capacities: tuple[int, int] | None  # slots of a packed micro-batch, source and target, at most; None: padded
     kernel: AttentionKernel | None = None  # attends to packed sentences as they lie; None: they are cut into groups
+    is_one_shape: bool = True  # packed batches have all of these slots, also those that no sentence takes
 
     @property
     def n_chapters(self) -> int:
@@ -77,6 +78,20 @@ class Batching:
             micro_batch_multiple=self.micro_batch_multiple,
             capacities=self.capacities,
         )
+
+    def slots_of(self, lengths: LengthArray) -> tuple[int, int] | None:
+        """The slots of a packed micro-batch of sentences of these lengths `(b, 2)`, source and target; None: padded."""
+        if self.capacities is None or self.is_one_shape:
+            return self.capacities
+        return slots_for(lengths)
+
+    def count_slots(self, parts: Sequence[LengthArray]) -> int:
+        """Positions of both sides of micro-batches, padding counted: `parts` are each one's lengths, never none."""
+        counted = 0
+        for part in parts:
+            slots = self.slots_of(part)
+            counted += len(part) * int(part.max(axis=0).sum()) if slots is None else sum(slots)
+        return counted
 
 
 def plan_version(job: TrainJob, mixture: Mixture) -> int:
@@ -287,11 +302,10 @@ def packed_capacities(
     return source, target
 
 
-def count_slots(parts: Sequence[LengthArray], capacities: tuple[int, int] | None) -> int:
-    """Positions of both sides of micro-batches, padding counted: `parts` are each one's lengths, never none."""
-    if capacities is not None:
-        return sum(capacities) * len(parts)
-    return sum(len(part) * int(part.max(axis=0).sum()) for part in parts)
+def slots_for(lengths: LengthArray) -> tuple[int, int]:
+    """As many slots as these sentences take, source and target, rounded up to a multiple of 128; never none."""
+    source, target = (max(1, total) for total in lengths.sum(axis=0, dtype=np.int64).tolist())
+    return _round_up(source, SLOTS), _round_up(target, SLOTS)
 
 
 def split_step(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer.data.plan import Batching, count_slots, sample_epoch
+from transformer.data.plan import Batching, sample_epoch
 from transformer.data.store import Lengths
 
 STEPS = 50  # at most so many are cut into micro-batches: a tenth of a second
@@ -38,7 +38,7 @@ def preview_epoch(lengths: Lengths, batching: Batching) -> Preview:
     parts = [batching.split(ids, sample.lengths) for ids in steps]
     slots = 0
     for step in parts:
-        slots += count_slots([sample.lengths[ids] for ids in step if len(ids)], batching.capacities)
+        slots += batching.count_slots([sample.lengths[ids] for ids in step if len(ids)])
     tokens = sum(int(sample.lengths[ids].sum(dtype=np.int64)) for ids in steps)
 
     return Preview(

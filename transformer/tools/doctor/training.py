@@ -23,7 +23,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import Precision
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Position, Step, load_steps
-from transformer.data.plan import SLOTS, Batching
+from transformer.data.plan import Batching, slots_for
 from transformer.data.prepare import Prepared
 from transformer.data.store import Store
 from transformer.distributed import World
@@ -111,11 +111,7 @@ def _pairs_to_learn(store: Store, batching: Batching) -> Batch:
     has_enough = len(by_length) >= 50 * PAIRS
     chosen = by_length[: 50 * PAIRS : 50] if has_enough else by_length[:PAIRS]
 
-    capacities = None
-    if batching.capacities is not None:
-        totals = store.lengths[chosen].sum(axis=0)
-        source, target = (np.ceil(totals / SLOTS).astype(int) * SLOTS).tolist()
-        capacities = (source, target)
+    capacities = None if batching.capacities is None else slots_for(store.lengths[chosen])
     return collate(store, np.sort(chosen), capacities, kernel=batching.kernel)
 
 
