@@ -10,8 +10,8 @@ from transformer.config.foreign import FOREIGN, TOOLKITS, normal
 from transformer.config.keys import groups_of, key_meant, keys_of
 from transformer.errors import InputError
 
-# What was typed by whom came from fairseq, Marian, OpenNMT, JoeyNMT, Hugging Face, nanochat and Lightning: the 74 names
-# by which the hints were measured first, and more of our own. Each is answered with what stands in front of it.
+# What was typed by whom came from fairseq, Marian, Sockeye, OpenNMT, JoeyNMT, Hugging Face, nanochat and Lightning: the
+# 74 names by which the hints were measured first, and more of our own. Each is answered with what is before it.
 MEASURED = {
     "train.learning_rate": "lr train.lr learning_rate optim.lr optimizer.lr",
     "train.tokens_per_step": "batch_size train.batch_size train.grad_accum train.gradient_accumulation_steps "
@@ -46,7 +46,11 @@ MEASURED = {
     "the same command goes on": "resume",
 }
 MORE = {
-    "train.learning_rate": "optim.learning_rate train.leraning_rate --lr train.learningrate",
+    "train.learning_rate": "optim.learning_rate train.leraning_rate --lr train.learningrate --initial-learning-rate",
+    "train.learning_rate_scale": "learning_rate_factor",
+    "train.patience": "--max-num-checkpoint-not-improved",
+    "model.d_ff": "--transformer-feed-forward-num-hidden",
+    "train.adam_beta1": "--optimizer-betas",
     "train.max_steps": "train.max_stesp train.max_step train.num_steps epoch trainer.max_epochs",
     "train.tokens_per_step": "train.tokens_per_stp data.batch_size train.batch_tokens --update-freq batch",
     "train.max_tokens": "--max-tokens max_token",
