@@ -368,9 +368,9 @@ def multi30k(place: Place) -> Found:
 
 def kftt(place: Place) -> Found:
     """Japanese to English, 440,000 pairs, base size, in steps that keep a GPU busy."""
-    size = ["model.n_layers=6", "model.d_model=512", "model.d_ff=2048", "model.n_heads=8"]
-    steps = ["train.max_steps=4000", "train.tokens_per_step=25000", "train.save_every=300", "train.validate_every=800"]
-    return training(place, KFTT, *size, *steps, "train.average=4", "train.keep_last=4")
+    size = ["model.n_layers=6", "model.d_model=512", "model.d_ff=2048", "model.n_heads=8", "model.dropout=0.2"]
+    steps = ["train.max_steps=7000", "train.tokens_per_step=25000", "train.validate_every=1000"]
+    return training(place, KFTT, *size, *steps)
 
 
 def training(place: Place, corpus: Corpus, *settings: str) -> Found:

@@ -43,7 +43,7 @@ from support.corpora import (
 )
 from support.interventions import before_each_pass, before_each_update
 from support.resumed_runs import learned, stop_at
-from transformer.average import average_checkpoints
+from transformer.average import average_checkpoints, best_kept_steps
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, PrepareJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
@@ -892,6 +892,14 @@ def test_average_takes_the_next_best_checkpoint_for_one_that_is_gone(
     run_command("average", AverageJob(run_dir=str(copy), best=2))
     assert_mean(copy / "averaged", mean_of(copy, [3, 12]))
     assert "of the 2 best checkpoints, those of steps 6 are gone" in caplog.text
+
+
+def test_average_says_where_fewer_checkpoints_are_validated_than_it_was_asked_for(
+    validated: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress = Progress(validations=[Validation(step, loss=2.0, nll=2.0, bleu=1.0, chrf=1.0) for step in (3, 6)])
+    assert best_kept_steps(validated, progress, metric=Metric.loss, count=4) == [3, 6]
+    assert caplog.messages == ["only 2 checkpoints are validated and there, not 4: see train.validate_every"]
 
 
 def test_average_of_the_best_is_refused_where_none_was_validated(corpus: DataConfig, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from transformer.model import attention
 from transformer.model.transformer import Transformer
 from transformer.run_dir import RunDir
 from transformer.training import proof
+from transformer.training.deviation import TOLERANCES, DeviatesError, Gradient, compare
 from transformer.training.proof import Prover, prove_compiled
 from transformer.training.resolve import batching_of, resolve_settings
 from transformer.training.step import Objective
@@ -58,6 +59,32 @@ def padded(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> list
 def job(folder: Path, corpus: DataConfig, **recipe: Any) -> TrainJob:
     settings = {"proof": True, "max_steps": 4, "validate_every": 4, "average": 1}
     return tiny_job(folder, corpus, **settings | recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "half", "is_close"),
+    [
+        ("vector", 0.29, True, True),
+        ("vector", 0.31, True, False),
+        ("vector", 0.29, False, True),
+        ("matrix", 0.14, True, True),
+        ("matrix", 0.16, True, False),
+        ("matrix", 0.009, False, True),
+        ("matrix", 0.011, False, False),
+    ],
+)
+def test_compare_takes_rounding_for_what_it_is(name: str, share: float, half: bool, is_close: bool) -> None:
+    """A gradient that differs by this share of its norm, at a right angle to it."""
+    plain = Gradient(2.0, {"vector": torch.tensor([3.0, 4.0]), "matrix": torch.tensor([[3.0, 4.0], [0.0, 0.0]])})
+    wrong = plain.by_name[name] + share * plain.by_name[name].flip(-1) * torch.tensor([1.0, -1.0])
+    found = Gradient(2.0, plain.by_name | {name: wrong})
+    with nullcontext() if is_close else pytest.raises(DeviatesError, match=rf"gradient of {name} differs by {share}"):
+        compare(found, plain, TOLERANCES[half])
+
+
+def test_compare_leaves_out_a_gradient_that_is_next_to_nothing() -> None:
+    plain = Gradient(2.0, {"vector": torch.tensor([1e-6, 0.0]), "matrix": torch.tensor([[3.0, 4.0], [0.0, 0.0]])})
+    compare(Gradient(2.0, plain.by_name | {"vector": torch.tensor([0.0, 1e-6])}), plain, TOLERANCES[True])
 
 
 def losses(folder: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformer.compute import HALF, autocast, dtype_of, product_dtype
 from transformer.config.settings import LayoutKind, ModelConfig, Precision
 from transformer.data.batch import Batch, collate
-from transformer.data.plan import SLOTS, split_step
+from transformer.data.plan import slots_for, split_step
 from transformer.data.store import Ids, Store
 from transformer.decoding.proof import ATTENTION
 from transformer.distributed import unsynchronised
@@ -79,9 +78,7 @@ def compared_batch(way: Resolved, store: Store, ids: Ids) -> Batch:
     """The pairs in the layout of this way."""
     if way.layout is LayoutKind.padded:
         return collate(store, ids)
-    totals = store.lengths[ids].sum(axis=0)
-    source, target = (np.ceil(totals / SLOTS).astype(int) * SLOTS).tolist()
-    return collate(store, ids, (source, target), kernel=way.attention_kernel)
+    return collate(store, ids, slots_for(store.lengths[ids]), kernel=way.attention_kernel)
 
 
 def plain_gradient(
