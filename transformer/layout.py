@@ -210,8 +210,8 @@ class HeadIndices:
 class Packed:
     """Sentences end to end in `N` slots. The slots left at the end are empty: no query sees them, and they see nothing.
 
-    A packed batch has one shape, whatever its sentences. `offsets` and `longest` are all that a kernel needs to attend
-    to the sentences as they lie. Where there is no such kernel, there are groups.
+    On a GPU all packed batches of a training have one shape. `offsets` and `longest` are all that a kernel needs to
+    attend to the sentences as they lie. Where there is no such kernel, there are groups.
     """
 
     offsets: Tensor  # (B + 1,) int32, or longer: sentence i fills slots offsets[i] to offsets[i + 1]

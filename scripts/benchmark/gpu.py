@@ -370,7 +370,7 @@ def kftt(place: Place) -> Found:
     """Japanese to English, 440,000 pairs, base size, in steps that keep a GPU busy."""
     size = ["model.n_layers=6", "model.d_model=512", "model.d_ff=2048", "model.n_heads=8", "model.dropout=0.2"]
     steps = ["train.max_steps=7000", "train.tokens_per_step=25000", "train.validate_every=1000"]
-    return training(place, KFTT, *size, *steps)
+    return training(place, KFTT, *size, *steps, f"train.compile={str(not place.dry).lower()}")
 
 
 def training(place: Place, corpus: Corpus, *settings: str) -> Found:

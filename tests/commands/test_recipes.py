@@ -1,5 +1,6 @@
 """The recipes that come with the package: their values against tables written by hand, and what overrides them."""
 
+import math
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import shipped
 from transformer.config.primitives import to_json
+from transformer.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -181,6 +183,16 @@ def test_recipe_tensor2tensor_with_the_big_model_is_its_transformer_big() -> Non
     job = composed("recipe=tensor2tensor", "experiment=wmt14_en_de_big")
     names = ("d_model", "d_ff", "n_heads", "dropout", "attention_dropout", "relu_dropout", "norm")
     assert [job[f"model.{name}"] for name in names] == [1024, 4096, 16, 0.3, 0.1, 0.1, "pre"]
+
+
+def test_scale_of_equation_3_beside_a_rate_is_refused() -> None:
+    """It would have no effect; a recipe's own is overridden by the rate of an experiment, which the log says."""
+    with pytest.raises(
+        InputError, match=r"^train\.learning_rate_scale=2: the peak is train\.learning_rate=0\.001: add "
+    ):
+        compose("train", ["experiment=small", "train.learning_rate_scale=2"])
+    job = compose("train", ["experiment=small", "train.learning_rate_scale=2", "train.learning_rate=null"])
+    assert job.train.peak(512) == pytest.approx(2 / math.sqrt(512 * 1000))
 
 
 # ---- what overrides a recipe ----------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from transformer.config.settings import (
     Positions,
     Precision,
     SearchOverride,
+    paper_peak,
 )
 from transformer.data.prepare import prepare
 from transformer.data.tokenizer import Tokenizer
@@ -82,6 +83,13 @@ def assert_near(found: Path, expected: Path) -> None:
     one, two = load_file(found), load_file(expected)
     assert one.keys() == two.keys()
     assert all(torch.allclose(one[name], two[name], rtol=0, atol=1e-29) for name in one)
+
+
+def test_init_from_has_the_peak_of_its_own_width(other: DataConfig, source: Path, tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {"learning_rate": None, "learning_rate_scale": 1.5, "warmup_steps": 2}
+    run_dir = run(warm(tmp_path / "b", other, source, {"d_model": 64}, max_steps=2, average=1, **recipe))
+    rates = [row["train/rate"] for row in metrics_of(run_dir) if "train/rate" in row]
+    assert rates == pytest.approx([1.5 * paper_peak(32, 2) / 2, 1.5 * paper_peak(32, 2)], rel=1e-12)
 
 
 # ---- what it takes along --------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ FOREIGN = (
     Foreign(
         "data.filter.max_length",
         marian="--max-length",
+        sockeye="--max-seq-len",
         joeynmt="max_length",
         opennmt="src_seq_length tgt_seq_length",
         hugging_face="max_source_length max_target_length",
@@ -256,7 +257,7 @@ FOREIGN = (
         "model.max_positions",
         fairseq="--max-source-positions --max-target-positions",
         hugging_face="max_position_embeddings",
-        also="n_positions max_seq_len max_sequence_length",
+        also="n_positions max_sequence_length",
     ),
     Foreign(
         "model.tie_embeddings",
@@ -520,10 +521,14 @@ FOREIGN = (
         "train.save_every",
         fairseq="--save-interval-updates",
         marian="--save-freq",
-        sockeye="--checkpoint-interval",
         opennmt="save_checkpoint_steps",
         hugging_face="save_steps",
         also="save_interval checkpoint_every",
+    ),
+    Foreign(
+        "train.save_every",
+        "`train.save_every` saves and `train.validate_every` validates",
+        sockeye="--checkpoint-interval",
     ),
     Foreign(
         "train.validate_every",

@@ -96,12 +96,14 @@ class TrainJob(Job):
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
-        """Refuse settings of the model beside `init_from`, which brings its own."""
-        if self.init_from is None:
-            return
+        """Refuse settings of the model beside `init_from`, which brings its own, and a scale beside a rate."""
+        rate = self.train.learning_rate
         for override in overrides:
-            group, _, name = override.lstrip("+").partition("=")[0].partition(".")
-            if group == "model" and name not in OF_TRAINING:
+            key = override.lstrip("+").partition("=")[0]
+            if key == "train.learning_rate_scale" and rate is not None:
+                raise InputError(f"{override}: the peak is train.learning_rate={rate}: add train.learning_rate=null")
+            group, _, name = key.partition(".")
+            if self.init_from is not None and group == "model" and name not in OF_TRAINING:
                 raise InputError(
                     f"{override}: init_from={self.init_from} brings its own model: leave model.{name} out; of model.* "
                     f"there may be {', '.join(sorted(OF_TRAINING))}"

@@ -39,8 +39,8 @@ _SAMPLED = 500_000  # at most so many pairs are planned for a description of an 
 class Batching:
     """How epochs are cut into steps, and steps into micro-batches.
 
-    Everything here is fixed before the first step, so that the shapes of packed batches do not depend on an epoch.
-    `max_tokens`, with it `capacities`, and `kernel` may be others when a run is resumed: none of them decides which
+    Everything here is fixed before the first step, so that on a GPU all packed batches have one shape. `max_tokens`,
+    with it `capacities`, `kernel` and `is_one_shape` may be others when a run is resumed: none of them decides which
     sentences a step holds.
     """
 
@@ -278,7 +278,7 @@ def _cut(order: Ids, lengths: LengthArray, *, tokens_per_step: int) -> list[int]
 def packed_capacities(
     lengths: Lengths, *, tokens_per_step: int, max_tokens: int, micro_batch_multiple: int
 ) -> tuple[int, int]:
-    """The slots of a packed micro-batch, source and target: the same for the whole training.
+    """The slots of a packed micro-batch, source and target, at most: the same for the whole training.
 
     As many as hold a step cut into the fewest micro-batches that `max_tokens` allows, rounded up to a multiple of 128,
     and enough for the longest sentence of `lengths`. The side with fewer tokens in the corpus gets fewer slots; a step

@@ -250,8 +250,8 @@ def batching_of(job: TrainJob, resolved: Resolved, *, lengths: Lengths, mixture:
         micro_batch_multiple=resolved.micro_batch_multiple,
         capacities=capacities,
         kernel=resolved.attention_kernel,
-        # Code that was compiled or recorded is for a shape, and a GPU's allocator keeps what each shape has taken.
-        is_one_shape=resolved.compile or resolved.device is not Device.cpu,
+        # Code that is compiled or recorded is for one shape, and a GPU's allocator keeps what each shape has taken.
+        is_one_shape=resolved.device is not Device.cpu,
     )
 
 
