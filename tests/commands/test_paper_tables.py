@@ -293,9 +293,11 @@ def test_rows_of_a_file_train_at_the_peak_of_their_own_width_and_warm_up(tmp_pat
     expected = {"given": (512, 500), "narrow": (128, 500), "longer": (512, 2000)}
     assert peaks == pytest.approx({name: 1.5 / math.sqrt(width * steps) for name, (width, steps) in expected.items()})
 
-    path.write_text("twice: {train: {learning_rate: 1.0e-3, learning_rate_scale: 2.0}}\n")
+    path.write_text("twice: {train: {learning_rate_scale: 2.0}}\n")
+    job = compose("table", [f"table={path}", "experiment=small"])
+    assert isinstance(job, TableJob)
     with pytest.raises(
-        InputError, match=r"row twice: train\.learning_rate_scale=2\.0: the peak is train\.learning_rate=0\.001"
+        InputError, match=r"row twice: train\.learning_rate_scale=2\.0: the peak is train\.learning_rate=0"
     ):
         rows_of_file(job)
 

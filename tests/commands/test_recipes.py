@@ -185,14 +185,15 @@ def test_recipe_tensor2tensor_with_the_big_model_is_its_transformer_big() -> Non
     assert [job[f"model.{name}"] for name in names] == [1024, 4096, 16, 0.3, 0.1, 0.1, "pre"]
 
 
-def test_scale_of_equation_3_beside_a_rate_is_refused() -> None:
-    """It would have no effect; a recipe's own is overridden by the rate of an experiment, which the log says."""
+def test_scale_of_equation_3_beside_the_rate_of_an_experiment_is_refused() -> None:
+    """It would have no effect. A recipe's own is overridden by the experiment, which the log says."""
     with pytest.raises(
         InputError, match=r"^train\.learning_rate_scale=2: the peak is train\.learning_rate=0\.001: add "
     ):
         compose("train", ["experiment=small", "train.learning_rate_scale=2"])
-    job = compose("train", ["experiment=small", "train.learning_rate_scale=2", "train.learning_rate=null"])
-    assert job.train.peak(512) == pytest.approx(2 / math.sqrt(512 * 1000))
+    for rate, peak in (("null", 2 / math.sqrt(512 * 1000)), ("0.5", 0.5)):
+        job = compose("train", ["experiment=small", "train.learning_rate_scale=2", f"train.learning_rate={rate}"])
+        assert job.train.peak(512) == pytest.approx(peak)
 
 
 # ---- what overrides a recipe ----------------------------------------------------------------------------------------

@@ -96,12 +96,13 @@ class TrainJob(Job):
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
-        """Refuse settings of the model beside `init_from`, which brings its own, and a scale beside a rate."""
+        """Refuse what would be lost: the model's keys beside `init_from`, a scale beside an experiment's rate."""
+        given = {override.lstrip("+").partition("=")[0]: override for override in overrides}
+        scale = given.get("train.learning_rate_scale")
         rate = self.train.learning_rate
-        for override in overrides:
-            key = override.lstrip("+").partition("=")[0]
-            if key == "train.learning_rate_scale" and rate is not None:
-                raise InputError(f"{override}: the peak is train.learning_rate={rate}: add train.learning_rate=null")
+        if scale is not None and rate is not None and "train.learning_rate" not in given:
+            raise InputError(f"{scale}: the peak is train.learning_rate={rate}: add train.learning_rate=null")
+        for key, override in given.items():
             group, _, name = key.partition(".")
             if self.init_from is not None and group == "model" and name not in OF_TRAINING:
                 raise InputError(
