@@ -39,7 +39,7 @@ from transformer.training.memory import Trial, can_try
 from transformer.training.process import set_up_process
 from transformer.training.proof import Prover, prove, prove_compiled, prove_graphed, wants_proof
 from transformer.training.record import resume_run, start_run
-from transformer.training.resolve import batching_of, warn_of_idle_ranks
+from transformer.training.resolve import batching_of, warn_of_early_average, warn_of_idle_ranks
 from transformer.training.state import TrainState
 from transformer.training.step import Computation, Objective
 from transformer.training.validate import DevSet
@@ -225,6 +225,7 @@ def build_run(
     if world.size > 1:
         warn_of_idle_ranks(resolved, tokens_per_step=job.train.tokens_per_step, ranks=world.size)
         resolved = replace(resolved, cuda_graphs=False)  # a run of one rank that goes on with several: they meet in DDP
+    warn_of_early_average(job.train)
     directory = RunDir(Path(job.run_dir))
     tokenizers = prepared.tokenizers
     vocab_size = tokenizers.vocab_sizes
