@@ -88,6 +88,23 @@ def scheduled_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
     return scheduled
 
 
+def first_of_average(recipe: TrainConfig) -> int:
+    """The step at which the average will begin of a training that comes to its last step, and keeps all it is to."""
+    due = math.ceil(recipe.max_steps / recipe.save_every)
+    return max(1, due - recipe.average + 1) * recipe.save_every
+
+
+def warn_of_early_average(first: int, last: int) -> None:
+    """Say in the log where an average begins early: the weights move too far for their mean to be a good model."""
+    if first < last / 2:
+        log.warning(
+            "the average begins at step %d of %d, early in the run, and may translate worse than the last checkpoint "
+            "(checkpoint=last): save more often (train.save_every), or average fewer (train.average)",
+            first,
+            last,
+        )
+
+
 def best_kept_steps(run_dir: Path, progress: Progress, *, metric: Metric, count: int) -> list[int]:
     """The `count` best validated checkpoints of those that are there, oldest first. Raises InputError for none.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from transformer.average import average_checkpoints, scheduled_steps
+from transformer.average import average_checkpoints, scheduled_steps, warn_of_early_average
 from transformer.checkpoint import Checkpoint, open_checkpoint
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import SearchOverride
@@ -100,18 +100,10 @@ def _evaluate(run: Run) -> None:
 def _average(run: Run) -> Checkpoint:
     """Average the last checkpoints."""
     job = run.job
-    progress = run.progress
     path = run.directory.path
     steps = scheduled_steps(path, save_every=job.train.save_every, last=job.train.average)
     checkpoint = average_checkpoints(path, steps, job=job)
-    averaged = checkpoint.run_state().averaged
-    if averaged[0] < progress.step / 2:  # early in a run the weights move too far for their mean to be a good model
-        log.warning(
-            "the average begins at step %d of %d, early in the run, and may translate worse than the last checkpoint "
-            "(checkpoint=last): save more often (train.save_every), or average fewer (train.average)",
-            averaged[0],
-            progress.step,
-        )
+    warn_of_early_average(checkpoint.run_state().averaged[0], run.progress.step)
     return checkpoint
 
 

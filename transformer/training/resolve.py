@@ -32,7 +32,6 @@ from transformer.config.settings import (
     ModelConfig,
     Precision,
     Score,
-    TrainConfig,
 )
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Lengths, Mixture
@@ -100,19 +99,6 @@ def warn_of_idle_ranks(resolved: Resolved, *, tokens_per_step: int, ranks: int) 
             count,
             ranks,
             math.ceil(tokens_per_step / ranks),
-        )
-
-
-def warn_of_early_average(recipe: TrainConfig) -> None:
-    """Say in the log where the average of the last checkpoints will begin before the middle of the run."""
-    due = math.ceil(recipe.max_steps / recipe.save_every)
-    first = max(1, due - recipe.average + 1) * recipe.save_every
-    if recipe.average > 1 and first < recipe.max_steps / 2:
-        log.warning(
-            "the average will begin at step %d of %d, early in the run, and may translate worse than the last "
-            "checkpoint: save more often (train.save_every), or average fewer (train.average)",
-            first,
-            recipe.max_steps,
         )
 
 

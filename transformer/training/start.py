@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from transformer.average import first_of_average, warn_of_early_average
 from transformer.checkpoint import Checkpoint, load_checkpoint, newest
 from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TrainJob
@@ -39,7 +40,7 @@ from transformer.training.memory import Trial, can_try
 from transformer.training.process import set_up_process
 from transformer.training.proof import Prover, prove, prove_compiled, prove_graphed, wants_proof
 from transformer.training.record import resume_run, start_run
-from transformer.training.resolve import batching_of, warn_of_early_average, warn_of_idle_ranks
+from transformer.training.resolve import batching_of, warn_of_idle_ranks
 from transformer.training.state import TrainState
 from transformer.training.step import Computation, Objective
 from transformer.training.validate import DevSet
@@ -225,7 +226,7 @@ def build_run(
     if world.size > 1:
         warn_of_idle_ranks(resolved, tokens_per_step=job.train.tokens_per_step, ranks=world.size)
         resolved = replace(resolved, cuda_graphs=False)  # a run of one rank that goes on with several: they meet in DDP
-    warn_of_early_average(job.train)
+    warn_of_early_average(first_of_average(job.train), job.train.max_steps)
     directory = RunDir(Path(job.run_dir))
     tokenizers = prepared.tokenizers
     vocab_size = tokenizers.vocab_sizes
