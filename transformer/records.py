@@ -397,7 +397,7 @@ class CheckpointState:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an external judge said of the translations of a test set: see `evaluation.judges`."""
+    """What an external judge said of the translations of a test set: see `integrations.judges`."""
 
     command: str  # as it was typed; where it comes from a file, it is text to show
     version: str | None  # the first line of what it says of its version; None: nothing

@@ -140,7 +140,7 @@ class RunDir:
 
     @property
     def engines(self) -> Path:
-        """The directory of copies of weights that CTranslate2 searches with: see `decoding.engine`."""
+        """The directory of copies of weights that CTranslate2 searches with: see `integrations.engine`."""
         return self.path / "engines"
 
     @property

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformer.config.settings import Detector
-from transformer.data.detectors.cleaning import find_faults
+from transformer.tools.detectors.cleaning import find_faults
 
 Pair = tuple[str, str]
 SHIFTED = 200  # lines of a stretch whose targets come one line too late

@@ -34,10 +34,10 @@ import torch
 from contest import fail, machine, positive, ratios, row, rule, spread
 
 import transformer
-from transformer.decoding.engine.peer import exponent_near
-from transformer.decoding.engine.searcher import n_finished
 from transformer.decoding.translator import Translator
 from transformer.errors import TransformerError
+from transformer.integrations.engine.peer import exponent_near
+from transformer.integrations.engine.searcher import n_finished
 from transformer.machine import resolve_threads
 
 ALONE = 20  # lines that are translated one at a time

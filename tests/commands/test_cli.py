@@ -67,12 +67,12 @@ from transformer.config.settings import (
     SearchConfig,
     SweepConfig,
 )
+from transformer.integrations.export.job import ExportJob
+from transformer.integrations.imports.job import ImportJob
+from transformer.integrations.push.job import PushJob
 from transformer.tools.attention.job import AttentionJob
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.doctor.job import DoctorJob
-from transformer.tools.export.job import ExportJob
-from transformer.tools.imports.job import ImportJob
-from transformer.tools.push.job import PushJob
 from transformer.tools.replay.job import ReplayJob
 from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob

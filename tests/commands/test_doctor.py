@@ -38,8 +38,6 @@ from transformer.config.settings import (
     TokenizerConfig,
 )
 from transformer.data.batch import collate
-from transformer.data.detectors.lexicon import Bags, Lexicon
-from transformer.data.detectors.text import is_double_encoded
 from transformer.data.loader import Step
 from transformer.data.plan import Batching
 from transformer.data.prepare import prepare
@@ -50,6 +48,8 @@ from transformer.errors import FindingsError, InputError
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
 from transformer.records import MemoryCheck, Resolved
+from transformer.tools.detectors.lexicon import Bags, Lexicon
+from transformer.tools.detectors.text import is_double_encoded
 from transformer.tools.doctor import vocabulary
 from transformer.tools.doctor.command import Diagnosis, SetRead, doctor, format_diagnosis, require_health
 from transformer.tools.doctor.findings import Check, Level, Place, measured

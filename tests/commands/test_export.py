@@ -42,8 +42,11 @@ from transformer.config.settings import (
 )
 from transformer.data.corpus import read_pairs
 from transformer.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
-from transformer.decoding.engine.ctranslate2 import n_positions
-from transformer.decoding.engine.parity import (
+from transformer.decoding.translator import Translator
+from transformer.errors import InputError, StorageError
+from transformer.evaluation.score import measure_bleu
+from transformer.integrations.engine.ctranslate2 import n_positions
+from transformer.integrations.engine.parity import (
     Difference,
     Parity,
     SearchParity,
@@ -51,20 +54,24 @@ from transformer.decoding.engine.parity import (
     compare,
     format_parity,
 )
-from transformer.decoding.engine.peer import Forced, Peer, exponent_near, forced_by
-from transformer.decoding.engine.weights import Heads, ctranslate2_heads, fold
-from transformer.decoding.translator import Translator
-from transformer.errors import InputError, StorageError
-from transformer.evaluation.score import measure_bleu
+from transformer.integrations.engine.peer import Forced, Peer, exponent_near, forced_by
+from transformer.integrations.engine.weights import Heads, ctranslate2_heads, fold
+from transformer.integrations.export import argos, ctranslate2
+from transformer.integrations.export.command import (
+    FORMATS,
+    Exported,
+    ParityError,
+    _renamed_when_done,
+    export,
+    format_exported,
+)
+from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags, marian_heads
+from transformer.integrations.export.formats import Original
+from transformer.integrations.export.job import ExportJob, Target
 from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
-from transformer.tools.export import argos, ctranslate2
-from transformer.tools.export.command import FORMATS, Exported, ParityError, _renamed_when_done, export, format_exported
-from transformer.tools.export.expressible import check_expressible, check_pieces, check_tags, marian_heads
-from transformer.tools.export.formats import Original
-from transformer.tools.export.job import ExportJob, Target
 from transformer.vocabulary import BOS, EOS, PAD
 
 # What a model can be, each beside a plain one of d_model 32 with 2 heads of width 16.
@@ -841,7 +848,7 @@ def test_export_clears_what_killed_exports_to_the_same_output_left(tmp_path: Pat
 def test_export_names_the_extra_of_a_package_that_is_missing(
     target: Target, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer.tools.export.command.find_spec", lambda name: None)
+    monkeypatch.setattr("transformer.integrations.export.command.find_spec", lambda name: None)
     assert refusal(run_dir, tmp_path / "model", to=target) == (
         f"to={target.value} needs {', '.join(FORMATS[target].packages)}: pip install 'transformer-mt[export]'"
     )
@@ -851,7 +858,7 @@ def test_export_names_the_extra_of_a_package_that_is_missing(
 def test_export_refuses_a_run_that_is_not_there_and_settings_that_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer.tools.export.command.find_spec", lambda name: name)
+    monkeypatch.setattr("transformer.integrations.export.command.find_spec", lambda name: name)
     assert refusal(tmp_path / "nowhere", tmp_path / "model").startswith(
         f"{tmp_path / 'nowhere'}: no such run directory"
     )
@@ -876,7 +883,7 @@ def test_export_refuses_a_run_that_a_format_cannot_express(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any weight is read."""
-    monkeypatch.setattr("transformer.tools.export.command.find_spec", lambda name: name)
+    monkeypatch.setattr("transformer.integrations.export.command.find_spec", lambda name: name)
     copied = Path(shutil.copytree(run_dir, tmp_path / "run"))
     config = copied / "averaged" / "config.json"
     settings = json.loads(config.read_text("utf-8"))
@@ -887,7 +894,7 @@ def test_export_refuses_a_run_that_a_format_cannot_express(
 
 
 def test_export_without_sentences_asks_for_some(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer.tools.export.command.find_spec", lambda name: name)
+    monkeypatch.setattr("transformer.integrations.export.command.find_spec", lambda name: name)
     copied = Path(shutil.copytree(run_dir, tmp_path / "run"))
     shutil.rmtree(copied / "hypotheses")
     assert refusal(copied, tmp_path / "model").endswith("name a file with src=FILE")

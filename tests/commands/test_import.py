@@ -34,14 +34,14 @@ from transformer.data.tokenizer import Tokenizers
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
+from transformer.integrations.export.command import export
+from transformer.integrations.export.job import ExportJob, Target
+from transformer.integrations.imports.command import import_run
+from transformer.integrations.imports.job import ImportJob
+from transformer.integrations.published.marian import read_marian
+from transformer.integrations.published.run import import_model, run_path
 from transformer.layout import Padded
 from transformer.model.transformer import parameters_by_name
-from transformer.published.marian import read_marian
-from transformer.published.run import import_model, run_path
-from transformer.tools.export.command import export
-from transformer.tools.export.job import ExportJob, Target
-from transformer.tools.imports.command import import_run
-from transformer.tools.imports.job import ImportJob
 from transformer.tools.replay.command import replay
 from transformer.tools.replay.job import ReplayJob
 from transformer.training.step import Objective

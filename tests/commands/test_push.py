@@ -19,11 +19,11 @@ from transformer.config.jobs import EvaluateJob, ScoreJob, TrainJob, TranslateJo
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, LineFormat, PairConfig, TokenizerConfig
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
-from transformer.published.run import run_path
+from transformer.integrations.published.run import run_path
+from transformer.integrations.push.command import Pushed, push
+from transformer.integrations.push.job import PushJob
+from transformer.integrations.push.portable import portable_job
 from transformer.tools.compare.job import CompareJob
-from transformer.tools.push.command import Pushed, push
-from transformer.tools.push.job import PushJob
-from transformer.tools.push.portable import portable_job
 from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
 
@@ -336,7 +336,7 @@ def test_run_dir_on_the_hub_is_read_where_its_copies_cannot_be_written(
     def refuse(path: Path, data: bytes) -> None:
         raise StorageError(f"{path}: cannot be written")
 
-    monkeypatch.setattr("transformer.published.run.write_file", refuse)
+    monkeypatch.setattr("transformer.integrations.published.run.write_file", refuse)
     assert run_path(SOURCE, "run_dir") == path
 
 

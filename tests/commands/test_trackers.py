@@ -15,7 +15,7 @@ from support.corpora import assert_same_tensors, metrics_of, run, step_dir, tiny
 from support.resumed_runs import learned, stop_at
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, TrackerKind
-from transformer.trackers import sink
+from transformer.integrations.trackers import sink
 
 RUN_KEYS = {"train.seed": 1, "train.max_steps": 4, "init_from": "null"}  # some settings, as they are shown
 

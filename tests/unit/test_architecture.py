@@ -23,13 +23,13 @@ FLOORS = (
         "loss",
         "records",
         "run_dir",
-        "trackers",
         "tracking",
     ),
     ("data", "model"),
-    ("average", "decoding", "evaluation", "published"),
+    ("average", "decoding", "evaluation"),
     ("training",),
     ("tools",),
+    ("integrations",),
     ("cli", "__main__"),
 )
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
@@ -48,11 +48,9 @@ PEERS = {
     ("checkpoint", "run_dir"),
     ("run_dir", "records"),
     ("tracking", "run_dir"),
-    ("tracking", "trackers"),
     ("kernels", "compute"),
     ("loss", "compute"),
     ("layout", "kernels"),
-    ("decoding", "published"),
     ("evaluation", "decoding"),
     ("__main__", "cli"),
 }
@@ -73,19 +71,19 @@ SLOW = {
 TRITON = "kernels.gpu."  # the modules that need Triton: they import it as they begin, and are imported in functions
 # slow packages imported inside a function, each in its one module or package
 OWNERS = {
-    "ctranslate2": "decoding.engine.ctranslate2",
+    "ctranslate2": "integrations.engine.ctranslate2",
     "datasets": "data.source",
     "huggingface_hub": "data.hub",
     "matplotlib": "tools.plots",
-    "mtdata": "data.mtdata",
-    "onnxruntime": "tools.export.onnx",
+    "mtdata": "integrations.mtdata",
+    "onnxruntime": "integrations.export.onnx",
     "pyarrow": "data",
-    "sacremoses": "evaluation.paper_bleu",
-    "sentencex": "decoding.sentences",
+    "sacremoses": "tools.paper_bleu",
+    "sentencex": "tools.sentences",
     "torch.utils.tensorboard": "tracking",
-    "trackio": "trackers.service",
-    "wandb": "trackers.service",
-    "transformers": "tools.export.marian",
+    "trackio": "integrations.trackers.service",
+    "wandb": "integrations.trackers.service",
+    "transformers": "integrations.export.marian",
     "torch.nn.attention.varlen": "model.attention",
     "transformer.kernels.gpu.attention": "kernels.packed_attention",
     "transformer.kernels.gpu.loss": "kernels.triton_loss",
@@ -260,7 +258,9 @@ def test_modules_import_nothing_that_executes_data() -> None:
 def test_modules_call_nothing_unsafe_or_loud() -> None:
     """One pickle is read, a published one, by the loader that makes tensors alone."""
     found = [(module, call, name) for module, call, name in calls() if name in FORBIDDEN_CALLS]
-    (pickle,) = [call for module, call, name in found if (module.name, name) == ("published.marian", "torch.load")]
+    (pickle,) = [
+        call for module, call, name in found if (module.name, name) == ("integrations.published.marian", "torch.load")
+    ]
     assert ast.unparse(keyword(pickle, "weights_only") or pickle) == "True"
     assert [f"{place(module, call)} {name}" for module, call, name in found if call is not pickle] == []
     for module, call, _ in calls():
@@ -276,13 +276,13 @@ def test_modules_start_no_process_but_git_corpora_trackers_jobs_and_the_judges_o
     """So nothing that a run directory, a checkpoint or a data set holds is ever run as a command."""
     starts = [(module.name, name) for module, _, name in calls() if name.startswith(STARTS)]
     starters = {
-        **{"cli.command_job": "Popen", "data.mtdata": "Popen", "evaluation.judges": "Popen"},
-        **{"machine": "run", "trackers.sink": "Popen"},
+        **{"cli.command_job": "Popen", "integrations.mtdata": "Popen", "integrations.judges": "Popen"},
+        **{"machine": "run", "integrations.trackers.sink": "Popen"},
     }
     assert sorted(starts) == [(name, f"subprocess.{call}") for name, call in starters.items()]
     importers = {found.module.name for found in imports() if found.target.startswith(("subprocess", "pty"))}
     assert importers == starters.keys()
-    for starter, program in {"data.mtdata": "__name__", "cli.command_job": "'transformer'"}.items():
+    for starter, program in {"integrations.mtdata": "__name__", "cli.command_job": "'transformer'"}.items():
         (command,) = [
             call.args[0] for module, call, name in calls() if module.name == starter and name.startswith(STARTS)
         ]
@@ -293,10 +293,12 @@ def test_judges_are_started_by_the_job_of_evaluate_alone() -> None:
     """Its commands are typed, or in a file that is named: `judge_all` gets `job.scorer`, which nothing else sets."""
     started = [(module.name, ast.unparse(call.args[0])) for module, call, name in calls() if name == "judge_all"]
     assert sorted(started) == [("evaluation.files", "job.scorer"), ("evaluation.sets", "job.scorer")]
-    inside = {name for module, _, name in calls() if module.name != "evaluation.judges" and "judge" in name.split(".")}
+    inside = {
+        name for module, _, name in calls() if module.name != "integrations.judges" and "judge" in name.split(".")
+    }
     assert inside == set(), "`judge` is called by `judge_all` alone"
     set_in = {module.name for module, call, _ in calls() if keyword(call, "scorer") is not None}
-    assert set_in <= {"cli.commands", "evaluation.paper_bleu"}, "a scorer of paper_bleu is a function"
+    assert set_in <= {"cli.commands", "tools.paper_bleu"}, "a scorer of paper_bleu is a function"
 
 
 def test_modules_call_zip_strict() -> None:

@@ -10,10 +10,10 @@ import pytest
 from support.corpora import spell, texts, tiny_job, write_corpus, write_pair
 from transformer.config.settings import Detector
 from transformer.data.corpus import Pair
-from transformer.data.detectors import cleaning
-from transformer.data.detectors.cleaning import find_faults
 from transformer.data.prepare import prepare
 from transformer.data.report import DroppedPair
+from transformer.tools.detectors import cleaning
+from transformer.tools.detectors.cleaning import find_faults
 
 EVERY = list(Detector)
 

@@ -40,13 +40,13 @@ from transformer.config.settings import (
 )
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.batches import Batches
-from transformer.decoding.engine import ctranslate2, make, searcher
 from transformer.decoding.score_stream import run as score
 from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.evaluation.sets import evaluate, format_results
+from transformer.integrations.engine import ctranslate2, make, searcher
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
@@ -279,7 +279,7 @@ def test_engine_waits_for_more_hypotheses_where_that_is_promised(
 
         return SimpleNamespace(translate_batch=translate_batch)
 
-    monkeypatch.setattr("transformer.decoding.engine.searcher.open_translator", noted)
+    monkeypatch.setattr("transformer.integrations.engine.searcher.open_translator", noted)
     load(run_dir, engine_type=engine_type, length_penalty=penalty).translate(sentences(4))
     assert set(asked) == {finished}
 

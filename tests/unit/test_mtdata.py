@@ -27,11 +27,11 @@ from support.corpora import tiny_job, write_corpus
 from support.paths import ROOT
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import ExtraConfig, PairConfig
-from transformer.data.mtdata import find_sides
 from transformer.data.prepare import prepare
 from transformer.data.report import DataReport
 from transformer.data.source import Source, resolve_source
 from transformer.errors import InputError, StorageError
+from transformer.integrations.mtdata import find_sides
 from transformer.tools.report import data_tables
 
 LANGUAGES = ("en", "de")
@@ -285,7 +285,7 @@ def test_resolve_source_copies_a_corpus_once(
     assert capfd.readouterr() == ("", "")
 
     # It is read from there, also where there is no mtdata.
-    monkeypatch.setattr("transformer.data.mtdata.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer.integrations.mtdata.find_spec", lambda _: None)
     assert find("Statmt-zip-1-deu-eng", tmp_path) == found
     with pytest.raises(InputError, match=r"^data\.train\.dataset=\S+ needs mtdata: pip install 'transformer-mt\[corp"):
         find("Statmt-zip-1-deu-eng", tmp_path, ("de", "en"))
@@ -314,8 +314,8 @@ def test_resolve_source_reports_the_errors_of_mtdata(
 def test_resolve_source_keeps_no_half_of_a_copy(
     messages: list[object], kind: type[Exception], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer.data.mtdata.find_spec", bool)
-    monkeypatch.setattr("transformer.data.mtdata._messages", lambda *_: nullcontext(iter(messages)))
+    monkeypatch.setattr("transformer.integrations.mtdata.find_spec", bool)
+    monkeypatch.setattr("transformer.integrations.mtdata._messages", lambda *_: nullcontext(iter(messages)))
     with pytest.raises(kind, match=error):
         find("Statmt-zip-1-deu-eng", tmp_path)
     assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".lock"]
@@ -325,7 +325,7 @@ def test_main_ends_with_the_process_that_started_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MTDATA", str(folder))
-    command = [sys.executable, "-m", "transformer.data.mtdata", "Statmt-slow-1-deu-eng", str(tmp_path)]
+    command = [sys.executable, "-m", "transformer.integrations.mtdata", "Statmt-slow-1-deu-eng", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
         assert Server.asked_for_slow.wait(60)
         assert process.poll() is None

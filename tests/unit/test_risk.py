@@ -19,8 +19,8 @@ from transformer.config.jobs import TranslateJob
 from transformer.config.settings import LineFormat, Rerank, SampleConfig, SearchOverride
 from transformer.decoding.output import BLANK, Translation
 from transformer.errors import InputError
-from transformer.evaluation import risk
-from transformer.evaluation.risk import least_risk, sentence_bleu, sentence_chrf
+from transformer.tools import risk
+from transformer.tools.risk import least_risk, sentence_bleu, sentence_chrf
 
 TEXTS = [
     "A black dog runs over the green grass.",

@@ -16,11 +16,11 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Device, LineFormat, PairConfig, Precision, SampleConfig
 from transformer.data.corpus import LONGEST_LINE, has_several_sentences
 from transformer.data.report import DataReport, LineCounts
-from transformer.decoding.sentences import Sentences
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
 from transformer.files import read_json, write_json
 from transformer.run_dir import RunDir
+from transformer.tools.sentences import Sentences
 
 OLD_REPORT = TESTS / "data" / "run_of_1bd6cd8" / "data.json"
 

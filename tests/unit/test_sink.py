@@ -18,9 +18,9 @@ from support.corpora import wait_for
 from support.paths import ROOT
 from transformer.config.settings import TrackerKind, TrainConfig
 from transformer.errors import PeerError
+from transformer.integrations.trackers import sink as sinks
+from transformer.integrations.trackers.sink import Sink, open_sinks
 from transformer.run_dir import RunDir
-from transformer.trackers import sink as sinks
-from transformer.trackers.sink import Sink, open_sinks
 from transformer.tracking import Tracker
 from transformer.training.samples import open_trackers
 from transformer.training.start import Run
@@ -238,7 +238,7 @@ KILLED = """
 import os
 from pathlib import Path
 from transformer.config.settings import TrackerKind
-from transformer.trackers.sink import Sink
+from transformer.integrations.trackers.sink import Sink
 sink = Sink(TrackerKind.wandb, Path("a"), run_id="a", settings={})
 sink.scalars(1, {"loss": 1.0})
 os.kill(os.getpid(), 9)

@@ -13,11 +13,11 @@ import pytest
 
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import LineFormat, PairConfig
-from transformer.data.detectors.text import is_loop
 from transformer.data.source import resolve_source
 from transformer.decoding.output import Translation
 from transformer.decoding.stream import summed
-from transformer.decoding.synthetic import Pairs
+from transformer.tools.detectors.text import is_loop
+from transformer.tools.synthetic import Pairs
 
 SOURCE = "ein Satz von einiger, aber nicht von großer Länge"
 TARGET = "a sentence of some length, but of no great length"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from support.compressed import compressed
-from transformer.data import tmx
 from transformer.data.source import Source
 from transformer.data.table import read_table
-from transformer.data.tmx import INCOMPLETE, read_tmx
 from transformer.errors import InputError
+from transformer.integrations import tmx
+from transformer.integrations.tmx import INCOMPLETE, read_tmx
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4">\n'
 

@@ -35,13 +35,13 @@ from transformer.config.keys import did_you_mean, shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 from transformer.errors import InputError, Stopped
+from transformer.integrations.export.job import ExportJob
+from transformer.integrations.imports.job import ImportJob
+from transformer.integrations.push.job import PushJob
 from transformer.terminal import printable
 from transformer.tools.attention.job import AttentionJob
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.doctor.job import DoctorJob
-from transformer.tools.export.job import ExportJob
-from transformer.tools.imports.job import ImportJob
-from transformer.tools.push.job import PushJob
 from transformer.tools.replay.job import ReplayJob
 from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
@@ -94,7 +94,7 @@ def _with_runs_here(job: Job) -> Job:
     if not named:
         return job
 
-    from transformer.published.run import pinned, run_path
+    from transformer.integrations.published.run import pinned, run_path
 
     here = copy.copy(job)
     for key, names in named.items():
@@ -153,7 +153,7 @@ def _prepare(job: PrepareJob) -> None:
 
     found: TrainJob = job
     if job.init_from is not None:  # a model, which torch reads: without one, no second is spent on its import
-        from transformer.published.run import located
+        from transformer.integrations.published.run import located
 
         found = located(job)
     share = job.share()
@@ -197,7 +197,7 @@ def _translate(job: TranslateJob) -> None:
 
     choose = None
     if job.rerank is not None:
-        from transformer.evaluation.risk import least_risk
+        from transformer.tools.risk import least_risk
 
         choose = least_risk(job)
     if sys.stdin is not None:
@@ -313,19 +313,19 @@ def _verify(job: VerifyJob) -> None:
 
 
 def _export(job: ExportJob) -> None:
-    from transformer.tools.export.command import export, format_exported
+    from transformer.integrations.export.command import export, format_exported
 
     _show(job, export(job), format_exported)
 
 
 def _import(job: ImportJob) -> None:
-    from transformer.tools.imports.command import format_made, import_run
+    from transformer.integrations.imports.command import format_made, import_run
 
     _show(job, import_run(job), format_made)
 
 
 def _push(job: PushJob) -> None:
-    from transformer.tools.push.command import format_pushed, push
+    from transformer.integrations.push.command import format_pushed, push
 
     _show(job, push(job), format_pushed)
 

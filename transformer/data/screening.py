@@ -13,10 +13,10 @@ from itertools import chain, islice
 
 from transformer.config.settings import Detector
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, screen_pairs
-from transformer.data.detectors import cleaning
 from transformer.data.report import DroppedPair
 from transformer.data.training_text import TrainingText
 from transformer.errors import InputError
+from transformer.tools.detectors import cleaning
 
 MOST_NAMED = 4  # files that an error names
 SAMPLES = 5  # pairs that are shown of what each detector has dropped

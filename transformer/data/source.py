@@ -29,12 +29,12 @@ from transformer.config.settings import PairConfig
 from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import Pair, read_pairs, with_tag
 from transformer.data.hub import dataset_revision, first_cause
-from transformer.data.mtdata import CorpusRecord, find_sides, is_corpus, read_corpus
 from transformer.data.shards import Shard, find_files, is_of_language, list_folder, pair_up
 from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
 from transformer.data.testset import find_test_set, is_test_set
 from transformer.errors import InputError, StorageError, TransformerError
 from transformer.files import build_once, encode_json, open_regular, read_json, sync, write_new
+from transformer.integrations.mtdata import CorpusRecord, find_sides, is_corpus, read_corpus
 
 COPY_FILES = ("source.txt", "target.txt")
 ABOUT = "about.json"

@@ -17,8 +17,8 @@ from typing import Any
 
 from transformer.data.compression import with_compressions
 from transformer.data.corpus import LONGEST_LINE, Pair, read_lines
-from transformer.data.tmx import read_tmx
 from transformer.errors import InputError
+from transformer.integrations.tmx import read_tmx
 
 BLOCK = 10_000  # rows in memory at a time
 NESTED = "translation"

@@ -20,7 +20,6 @@ from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
 from transformer.data.corpus import Pair, digest_pairs
-from transformer.data.detectors import cleaning
 from transformer.data.report import FileReport
 from transformer.data.source import Source, is_copied, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION
@@ -29,6 +28,7 @@ from transformer.errors import InputError, StorageError
 from transformer.files import digest_file, read_json, write_json
 from transformer.machine import resolve_threads
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER, RunDir, list_steps
+from transformer.tools.detectors import cleaning
 
 PREPARE_VERSION = 3
 MODEL_FILES = {"tokenizer": TOKENIZER, "tokenizer.target": TARGET_TOKENIZER}  # by the group of the settings

@@ -23,13 +23,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformer.compute import autocast, default_batch_tokens, memory_errors_named
 from transformer.config.settings import Precision, Quantization, SearchConfig
 from transformer.data.batch import pad_rows
-from transformer.decoding.engine.ctranslate2 import Vocabularies
-from transformer.decoding.engine.searcher import Searcher
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import IdPair, align, piece_log_probs
 from transformer.decoding.parallel import MOST_AT_ONCE, in_parallel
 from transformer.decoding.sampling import Sampling, sample
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
+from transformer.integrations.engine.ctranslate2 import Vocabularies
+from transformer.integrations.engine.searcher import Searcher
 from transformer.model.inference import for_inference
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS

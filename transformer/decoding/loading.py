@@ -33,12 +33,12 @@ from transformer.config.settings import (
 from transformer.data.tokenizer import Tokenizers, read_models
 from transformer.decoding.arguments import search_override
 from transformer.decoding.batches import Batches
-from transformer.decoding.engine.make import with_engine
 from transformer.decoding.proof import in_way, known_way, prove_search
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
+from transformer.integrations.engine.make import with_engine
+from transformer.integrations.published.run import run_path
 from transformer.model.transformer import Transformer, check_size, load_parameters
-from transformer.published.run import run_path
 from transformer.run_dir import RunDir, tensor_file
 
 log = logging.getLogger(__name__)

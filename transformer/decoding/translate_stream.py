@@ -18,12 +18,12 @@ from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
 from transformer.decoding.bulk import choose_device, from_files, read_file
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
-from transformer.decoding.sentences import LineCheck, Sentences
 from transformer.decoding.stream import Output, Tally, read_blocks, stream, warn_of_missing_tag
-from transformer.decoding.synthetic import Pairs
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.machine import resolve_threads
+from transformer.tools.sentences import LineCheck, Sentences
+from transformer.tools.synthetic import Pairs
 
 UNIT = "line"
 

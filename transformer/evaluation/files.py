@@ -7,10 +7,10 @@ from pathlib import Path
 from transformer.config.jobs import EvaluateJob
 from transformer.data.corpus import read_lines
 from transformer.errors import InputError
-from transformer.evaluation.judges import JudgedText, check_judges, judge_all
-from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import format_scores, format_signatures
+from transformer.integrations.judges import JudgedText, check_judges, judge_all
 from transformer.records import Scores
+from transformer.tools.paper_bleu import choose_scorer
 
 
 def score_files(job: EvaluateJob) -> Scores:

@@ -38,19 +38,19 @@ from transformer.data.corpus import Pair
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
 from transformer.decoding.ranks import build_by_turns, translate_sets
-from transformer.decoding.sentences import LineCheck
 from transformer.decoding.stream import summed, warn_of_missing_tag
 from transformer.decoding.translator import Translator
 from transformer.distributed import Wait, World, join_world
 from transformer.errors import CheckpointError, InputError, StorageError
-from transformer.evaluation.judges import JudgedText, check_judges, judge_all, keep_judgements, read_judgements
-from transformer.evaluation.paper_bleu import choose_scorer
 from transformer.evaluation.score import Scorer, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
+from transformer.integrations.judges import JudgedText, check_judges, judge_all, keep_judgements, read_judgements
 from transformer.machine import resolve_threads
 from transformer.records import Judgement, PaperScores, Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.terminal import printable
+from transformer.tools.paper_bleu import choose_scorer
+from transformer.tools.sentences import LineCheck
 
 log = logging.getLogger(__name__)
 

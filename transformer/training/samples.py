@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 
+from transformer.integrations.trackers.sink import Sink, open_sinks
 from transformer.records import Results
-from transformer.trackers.sink import Sink, open_sinks
 from transformer.tracking import HIDDEN_BY_BAR, Tracker, hyper_parameters
 from transformer.training.start import Run
 from transformer.training.validate import DevSet

@@ -27,11 +27,11 @@ from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.plan import Batching
 from transformer.data.prepare import Prepared, SharedPrepared, prepare
 from transformer.data.tokenizer import Tokenizers
-from transformer.decoding.engine.make import check_engine
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.score import check_scores
-from transformer.published.run import located
+from transformer.integrations.engine.make import check_engine
+from transformer.integrations.published.run import located
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.tracking import log_to

@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 
 from transformer.config.settings import DataConfig
-from transformer.data.detectors.alignment import (
+from transformer.tools.detectors.alignment import (
     CERTAIN,
     FEWEST_TO_LEARN,
     RATIO,
@@ -34,8 +34,8 @@ from transformer.data.detectors.alignment import (
     thinning,
     usual_of,
 )
-from transformer.data.detectors.lexicon import Lexicon
-from transformer.data.detectors.sample import BLOCK
+from transformer.tools.detectors.lexicon import Lexicon
+from transformer.tools.detectors.sample import BLOCK
 from transformer.tools.doctor.findings import Check, Level, failed, measured, passed, percent
 from transformer.tools.doctor.survey import Survey
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from transformer.config.languages import language_of
 from transformer.config.settings import DataConfig
-from transformer.data.detectors.languages import (
+from transformer.tools.detectors.languages import (
     EVIDENCE,
     FUNCTION_WORDS,
     can_tell_foreign,
@@ -29,8 +29,8 @@ from transformer.data.detectors.languages import (
     letters_by_script,
     words_of,
 )
-from transformer.data.detectors.lexicon import Floats
-from transformer.data.detectors.profiles import Evidence, Trigrams, distance, sort_sides
+from transformer.tools.detectors.lexicon import Floats
+from transformer.tools.detectors.profiles import Evidence, Trigrams, distance, sort_sides
 from transformer.tools.doctor.findings import Check, Level, measured, passed, percent
 from transformer.tools.doctor.survey import SIDES, Survey
 

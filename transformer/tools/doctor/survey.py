@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from transformer.data.corpus import Pair
-from transformer.data.detectors.sample import BLOCK, BlockSample
 from transformer.data.source import Source
 from transformer.data.training_text import is_training_set
+from transformer.tools.detectors.sample import BLOCK, BlockSample
 from transformer.tools.doctor.findings import LISTED, Place
 
 SIDES = ("source", "target")

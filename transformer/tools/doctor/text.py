@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from transformer.config.settings import DataConfig, FilterConfig
-from transformer.data.detectors.text import (
+from transformer.tools.detectors.text import (
     FEWEST_CHARACTERS,
     has_lost_characters,
     has_markup,

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from transformer.data.report import DataReport, read_report
 from transformer.errors import InputError, TransformerError
-from transformer.published.run import run_path
+from transformer.integrations.published.run import run_path
 from transformer.records import Results, RunRecord, Validation
 from transformer.run_dir import RunDir
 from transformer.tools.metrics import Curve, read_curves

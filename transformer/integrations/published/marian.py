@@ -28,9 +28,9 @@ from transformer.data.listed import with_list
 from transformer.data.tokenizer import Tokenizer, Tokenizers, read_model
 from transformer.errors import InputError
 from transformer.files import open_regular, read_json
+from transformer.integrations.published.names import MarianName, channels_of, name_in_marian, original_channels
 from transformer.model.layers import sinusoids
 from transformer.model.transformer import Transformer
-from transformer.published.names import MarianName, channels_of, name_in_marian, original_channels
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 CONFIG = "config.json"

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from transformer.config.settings import Detector
 from transformer.data.corpus import Pair
-from transformer.data.detectors.alignment import Aligner, Lengths
-from transformer.data.detectors.languages import (
+from transformer.tools.detectors.alignment import Aligner, Lengths
+from transformer.tools.detectors.languages import (
     EVIDENCE,
     can_tell_foreign,
     expected_script,
@@ -28,10 +28,10 @@ from transformer.data.detectors.languages import (
     letters_by_script,
     words_of,
 )
-from transformer.data.detectors.lexicon import Floats
-from transformer.data.detectors.profiles import Trigrams, learn_odds
-from transformer.data.detectors.sample import BLOCK, BlockSample
-from transformer.data.detectors.text import has_lost_characters, has_markup, is_copy, is_double_encoded
+from transformer.tools.detectors.lexicon import Floats
+from transformer.tools.detectors.profiles import Trigrams, learn_odds
+from transformer.tools.detectors.sample import BLOCK, BlockSample
+from transformer.tools.detectors.text import has_lost_characters, has_markup, is_copy, is_double_encoded
 
 VERSION = 2  # of the verdicts: a prepared corpus that was cleaned depends on it
 CHUNK = 40 * BLOCK  # pairs that are judged at a time

@@ -33,8 +33,8 @@ from transformer.data.hub import HubModel, Unreachable, copies_of, fetch, find_m
 from transformer.data.training_text import store_dir_of
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.files import MANIFEST, build_once, digest_file, list_names, open_regular, storage_error, write_file
-from transformer.published.hub_run import CARD, RUN_FILE, copy_run, is_intact, is_run
-from transformer.published.marian import (
+from transformer.integrations.published.hub_run import CARD, RUN_FILE, copy_run, is_intact, is_run
+from transformer.integrations.published.marian import (
     FILES,
     PICKLE,
     TOKENIZER_CONFIG,

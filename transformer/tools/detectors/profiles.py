@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer.data.detectors.lexicon import Floats, sums_of
 from transformer.data.store import Ids
+from transformer.tools.detectors.lexicon import Floats, sums_of
 
 BIN_BITS = 14
 BINS = 1 << BIN_BITS  # that trigrams are hashed into

@@ -18,11 +18,11 @@ from tempfile import TemporaryDirectory
 from transformer import __version__
 from transformer.config.languages import language_of, name_of
 from transformer.config.settings import SearchOverride
-from transformer.decoding.engine.ctranslate2 import CTranslate2Peer, Vocabularies
-from transformer.decoding.engine.ctranslate2 import write as write_model
-from transformer.decoding.engine.peer import FLOAT32_BOUND
+from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies
+from transformer.integrations.engine.ctranslate2 import write as write_model
+from transformer.integrations.engine.peer import FLOAT32_BOUND
+from transformer.integrations.export.formats import ExportFormat, Original
 from transformer.run_dir import TOKENIZER
-from transformer.tools.export.formats import ExportFormat, Original
 
 OLDEST = "1.11"  # of Argos Translate: earlier versions want a model of Stanza in the package
 BEAM_SIZE = 4

@@ -7,9 +7,9 @@ from pathlib import Path
 from transformer.config.settings import DataConfig, ModelConfig
 from transformer.cost import count_parameters
 from transformer.errors import InputError
-from transformer.published.run import import_model
+from transformer.integrations.imports.job import ImportJob
+from transformer.integrations.published.run import import_model
 from transformer.run_dir import RunDir
-from transformer.tools.imports.job import ImportJob
 from transformer.vocabulary import describe_vocab_size
 
 

@@ -19,9 +19,9 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from transformer.decoding.engine.peer import Forced, Peer, forced_by, pad
 from transformer.decoding.search import Hypothesis
 from transformer.decoding.translator import Translator
+from transformer.integrations.engine.peer import Forced, Peer, forced_by, pad
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS, PAD

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from transformer.config.settings import Quantization
-from transformer.decoding.engine.ctranslate2 import Vocabularies, open_translator, version, write
-from transformer.decoding.engine.files import read_engine, seal
 from transformer.decoding.search import Hypothesis
 from transformer.errors import InputError
+from transformer.integrations.engine.ctranslate2 import Vocabularies, open_translator, version, write
+from transformer.integrations.engine.files import read_engine, seal
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS, PAD
 

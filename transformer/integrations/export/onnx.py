@@ -23,20 +23,20 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor, nn
 
-from transformer.decoding.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad
 from transformer.decoding.search import beam_search, length_penalty
-from transformer.layout import Padded
-from transformer.model.attention import KeyValueCache, KeyValues
-from transformer.model.layers import DecoderLayer
-from transformer.model.transformer import DecoderState, Transformer
-from transformer.run_dir import TOKENIZER
-from transformer.tools.export.formats import (
+from transformer.integrations.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad
+from transformer.integrations.export.formats import (
     ExportFormat,
     Original,
     readme_tokenizers,
     target_name,
     write_tokenizers,
 )
+from transformer.layout import Padded
+from transformer.model.attention import KeyValueCache, KeyValues
+from transformer.model.layers import DecoderLayer
+from transformer.model.transformer import DecoderState, Transformer
+from transformer.run_dir import TOKENIZER
 from transformer.vocabulary import BOS, EOS, PAD, UNK
 
 Array = npt.NDArray[Any]

@@ -26,14 +26,14 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import EngineType, ModelConfig, Precision, Quantization, Score, SearchConfig
 from transformer.data.tokenizer import read_models
 from transformer.decoding.batches import Batches
-from transformer.decoding.engine.ctranslate2 import CTranslate2Peer, Vocabularies, supported_types, version, write
-from transformer.decoding.engine.files import is_usable, read_engine, seal
-from transformer.decoding.engine.parity import choose_sentences, compare
-from transformer.decoding.engine.peer import FLOAT32_BOUND
-from transformer.decoding.engine.searcher import Searcher, temporary_folder
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, TransformerError
 from transformer.files import build_once, open_regular, storage_error
+from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies, supported_types, version, write
+from transformer.integrations.engine.files import is_usable, read_engine, seal
+from transformer.integrations.engine.parity import choose_sentences, compare
+from transformer.integrations.engine.peer import FLOAT32_BOUND
+from transformer.integrations.engine.searcher import Searcher, temporary_folder
 from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
 from transformer.vocabulary import UNK
 

@@ -23,15 +23,15 @@ from transformer.data.hub import push_folder
 from transformer.data.report import read_report
 from transformer.data.tokenizer import read_models
 from transformer.errors import CheckpointError, InputError
-from transformer.evaluation.judges import JudgedText, read_judgements
 from transformer.evaluation.sets import check_kept, read_set, read_sets, read_translations
 from transformer.files import list_names, make_directories, storage_error, write_file, write_json
-from transformer.published.hub_run import CARD, RUN_FILE, check_sealed, seal
+from transformer.integrations.judges import JudgedText, read_judgements
+from transformer.integrations.published.hub_run import CARD, RUN_FILE, check_sealed, seal
+from transformer.integrations.push.card import Subject, format_card
+from transformer.integrations.push.job import LICENCES, PushJob
+from transformer.integrations.push.portable import portable_job, portable_record, portable_report
 from transformer.records import Results, Scores
 from transformer.run_dir import HYPOTHESIS, MODEL, REFERENCE, SOURCE, RunDir
-from transformer.tools.push.card import Subject, format_card
-from transformer.tools.push.job import LICENCES, PushJob
-from transformer.tools.push.portable import portable_job, portable_record, portable_report
 
 log = logging.getLogger(__name__)
 

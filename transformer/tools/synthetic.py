@@ -21,14 +21,14 @@ from transformer.config.jobs import TranslateJob
 from transformer.config.settings import DataConfig, LineFormat
 from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import is_blank
-from transformer.data.detectors.alignment import Lengths
-from transformer.data.detectors.lexicon import Floats
-from transformer.data.detectors.text import is_copy, is_loop
 from transformer.data.table import JSON_LINES, TSV
 from transformer.decoding.bulk import is_file
 from transformer.decoding.output import Translation, format_header, format_pair
 from transformer.decoding.stream import Output, Tally
 from transformer.errors import InputError
+from transformer.tools.detectors.alignment import Lengths
+from transformer.tools.detectors.lexicon import Floats
+from transformer.tools.detectors.text import is_copy, is_loop
 
 KEPT = "kept"
 # Why a pair is dropped, in the order of the checks.

@@ -2,7 +2,7 @@
 
 import re
 
-from transformer.data.detectors.lexicon import UNSPACED, all_words_of
+from transformer.tools.detectors.lexicon import UNSPACED, all_words_of
 
 FEWEST_CHARACTERS = 20  # of a sentence whose recurrence says anything
 

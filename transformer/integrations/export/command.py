@@ -5,7 +5,7 @@
     Original, Peer and sentences -> parity.compare -> Parity -> the folder gets its name
 
 `formats` says what a format is; `ctranslate2`, `argos`, `marian` and `onnx` are the four of them. CTranslate2's writer,
-the check and the folding of weights are the core's, in `decoding/engine`. A folder with the final name is complete, and
+the check and the folding of weights are those of `integrations/engine`. A folder with the final name is complete, and
 was checked.
 """
 
@@ -25,8 +25,6 @@ from transformer.checkpoint import find_checkpoint
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, Engine, ModelConfig, Precision, Quantization
 from transformer.data.corpus import read_lines, read_pairs
-from transformer.decoding.engine.parity import Parity, choose_sentences, compare, format_parity, mean_length
-from transformer.decoding.engine.peer import exponent_near
 from transformer.decoding.loading import build_translator
 from transformer.errors import InputError
 from transformer.evaluation.score import measure_bleu
@@ -42,12 +40,14 @@ from transformer.files import (
     write_file,
     write_json,
 )
+from transformer.integrations.engine.parity import Parity, choose_sentences, compare, format_parity, mean_length
+from transformer.integrations.engine.peer import exponent_near
+from transformer.integrations.export import argos, ctranslate2, marian, onnx
+from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags
+from transformer.integrations.export.formats import Original
+from transformer.integrations.export.job import ExportJob, Target
 from transformer.machine import resolve_threads
 from transformer.run_dir import DEV, RunDir
-from transformer.tools.export import argos, ctranslate2, marian, onnx
-from transformer.tools.export.expressible import check_expressible, check_pieces, check_tags
-from transformer.tools.export.formats import Original
-from transformer.tools.export.job import ExportJob, Target
 
 PARITY = "parity.json"
 README = "README.md"

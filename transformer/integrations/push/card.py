@@ -17,10 +17,10 @@ from transformer.data.hub import CardScore, CardSet, card_head, name_on_hub
 from transformer.data.report import DataReport, SetReport
 from transformer.data.training_text import is_training_set
 from transformer.evaluation.sets import describe_origin
+from transformer.integrations.push.job import PushJob
 from transformer.records import Imported, Results, RunRecord, Scores
 from transformer.run_dir import DEV, RunDir, tensor_file
 from transformer.tools.markdown import markdown_table
-from transformer.tools.push.job import PushJob
 from transformer.tools.report.overview import format_duration
 from transformer.tools.report.provenance import train_overrides
 from transformer.vocabulary import describe_vocab_size

@@ -2,10 +2,10 @@
 
 from transformer.config.settings import DataConfig, ModelConfig, Norm, Positions, Score
 from transformer.data.tokenizer import Tokenizers
-from transformer.decoding.engine.ctranslate2 import MOST_INPUT
-from transformer.decoding.engine.weights import Heads
 from transformer.errors import InputError
-from transformer.tools.export.job import Target
+from transformer.integrations.engine.ctranslate2 import MOST_INPUT
+from transformer.integrations.engine.weights import Heads
+from transformer.integrations.export.job import Target
 
 NAMES = {Target.ctranslate2: "CTranslate2", Target.argos: "CTranslate2", Target.marian: "Hugging Face's Marian"}
 

@@ -1,6 +1,6 @@
 """A model of ours as another library runs it: what `parity` asks of it, and what all such libraries share.
 
-`ctranslate2` beside this has one; `tools/export` has two more.
+`ctranslate2` beside this has one; `integrations/export` has two more.
 """
 
 from collections.abc import Sequence

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Quantization
 from transformer.data.tokenizer import Tokenizers
-from transformer.decoding.engine.peer import Forced
-from transformer.decoding.engine.weights import Weights, ctranslate2_heads, fold
+from transformer.integrations.engine.peer import Forced
+from transformer.integrations.engine.weights import Weights, ctranslate2_heads, fold
 from transformer.model.layers import sinusoids
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS, UNK

@@ -13,9 +13,10 @@ from typing import Any
 
 from transformer.config.jobs import ON_HUB, TrainJob
 from transformer.config.settings import DataConfig, PairConfig
-from transformer.data import mtdata, testset
+from transformer.data import testset
 from transformer.data.report import DataReport, FileReport, SetReport
 from transformer.data.source import DatasetOrigin
+from transformer.integrations import mtdata
 from transformer.records import Imported, Origin, RunRecord
 
 _BY_NAME = (ON_HUB, mtdata.PREFIX, testset.PREFIX)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformer.config.settings import ModelConfig, Quantization, SearchOverride
-from transformer.decoding.engine.peer import Peer
 from transformer.decoding.translator import Translator
+from transformer.integrations.engine.peer import Peer
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
 
 

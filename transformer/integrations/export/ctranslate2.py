@@ -1,18 +1,18 @@
-"""Exports to CTranslate2: what `decoding/engine` writes, with the tokenizers and a README."""
+"""Exports to CTranslate2: what `integrations/engine` writes, with the tokenizers and a README."""
 
 from pathlib import Path
 
-from transformer.decoding.engine.ctranslate2 import CTranslate2Peer, Vocabularies, n_positions
-from transformer.decoding.engine.ctranslate2 import write as write_model
-from transformer.decoding.engine.peer import FLOAT32_BOUND
-from transformer.run_dir import TOKENIZER
-from transformer.tools.export.formats import (
+from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies, n_positions
+from transformer.integrations.engine.ctranslate2 import write as write_model
+from transformer.integrations.engine.peer import FLOAT32_BOUND
+from transformer.integrations.export.formats import (
     ExportFormat,
     Original,
     readme_tokenizers,
     target_name,
     write_tokenizers,
 )
+from transformer.run_dir import TOKENIZER
 
 README = """# A translation model for CTranslate2
 

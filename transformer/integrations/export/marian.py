@@ -16,13 +16,13 @@ from torch import Tensor
 
 from transformer.config.settings import ModelConfig
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad, without_end
-from transformer.decoding.engine.weights import fold, is_rounded
 from transformer.files import encode_json
+from transformer.integrations.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad, without_end
+from transformer.integrations.engine.weights import fold, is_rounded
+from transformer.integrations.export.expressible import marian_heads
+from transformer.integrations.export.formats import ExportFormat, Original
+from transformer.integrations.published.names import channels_of, name_in_marian
 from transformer.model.transformer import Transformer
-from transformer.published.names import channels_of, name_in_marian
-from transformer.tools.export.expressible import marian_heads
-from transformer.tools.export.formats import ExportFormat, Original
 from transformer.vocabulary import BOS, EOS, PAD, VocabSizes
 
 _MATRICES = {

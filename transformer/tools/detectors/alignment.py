@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from transformer.data.detectors.lexicon import Bags, Floats, Lexicon, stems_of
-from transformer.data.detectors.sample import BLOCK, BlockSample
 from transformer.data.store import Ids
+from transformer.tools.detectors.lexicon import Bags, Floats, Lexicon, stems_of
+from transformer.tools.detectors.sample import BLOCK, BlockSample
 
 SHIFTS = (-2, -1, 1, 2)  # lines by which targets may come too late
 FAR = 17  # lines to a sentence that shares no more with this one than the subject of the text
