@@ -7,7 +7,7 @@ python scripts/foreign_names.py --write    bring the page up to date
 import sys
 from pathlib import Path
 
-from transformer.config.foreign import FOREIGN, TOOLKITS, Foreign
+from transformer.config.foreign import TOOLKITS, Foreign, foreign
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/training.md"
 BEGIN, END = "<!-- foreign names: begin -->\n", "<!-- foreign names: end -->\n"
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- foreign names: begin -->\n", "<!-- foreign names: end -->\n"
 def table() -> str:
     """The table, as Markdown: a row for each thing that a toolkit of the table has a name for."""
     rows = [["here", *TOOLKITS.values()], ["---"] * (1 + len(TOOLKITS))]
-    rows += [_cells(row) for row in FOREIGN if any(_cells(row)[1:])]
+    rows += [_cells(row) for row in foreign() if any(_cells(row)[1:])]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 

@@ -19,7 +19,7 @@ PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- sizes: begin -->\n", "<!-- sizes: end -->\n"
 SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
-AROUND_THE_CORE = ("cli", "tools")
+AROUND_THE_CORE = ("cli", "integrations", "tools")
 OUTSIDE = ("scripts", "tests")
 
 

@@ -28,9 +28,11 @@ from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.errors import StorageError
 from transformer.files import append_to, open_regular, storage_error, write_file
-from transformer.integrations.trackers.sink import Setting, Sink
+from transformer.plugins import Sink
 from transformer.run_dir import RunDir
 from transformer.terminal import TIMED, PrintableFormatter, printable
+
+Setting: TypeAlias = str | float
 
 LARGEST_METRICS = 1 << 28  # bytes: a million lines
 

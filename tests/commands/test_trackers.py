@@ -14,7 +14,7 @@ import pytest
 from support.corpora import assert_same_tensors, metrics_of, run, step_dir, tiny_job, write_corpus
 from support.resumed_runs import learned, stop_at
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, TrackerKind
+from transformer.config.settings import DataConfig
 from transformer.integrations.trackers import sink
 
 RUN_KEYS = {"train.seed": 1, "train.max_steps": 4, "init_from": "null"}  # some settings, as they are shown
@@ -37,13 +37,13 @@ def needs(package: str) -> None:
         pytest.skip(f"{package} is not installed: pip install -e '.[{package}]'")
 
 
-def job_with(tracker: TrackerKind, run_dir: Path, corpus: DataConfig) -> TrainJob:
+def job_with(tracker: str, run_dir: Path, corpus: DataConfig) -> TrainJob:
     return tiny_job(
         run_dir, corpus, max_steps=4, save_every=2, validate_every=2, average=2, samples=2, trackers=[tracker]
     )
 
 
-def trained_in_two_starts(tracker: TrackerKind, run_dir: Path, corpus: DataConfig) -> dict[str, Any]:
+def trained_in_two_starts(tracker: str, run_dir: Path, corpus: DataConfig) -> dict[str, Any]:
     """The run's record."""
     job = job_with(tracker, run_dir, corpus)
     stop_at(job, 3)
@@ -83,7 +83,7 @@ def test_train_shows_everything_in_one_run_of_trackio(
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     run_dir = tmp_path / "runs" / "a"
-    record = trained_in_two_starts(TrackerKind.trackio, run_dir, corpus)
+    record = trained_in_two_starts("trackio", run_dir, corpus)
 
     said = subprocess.run([sys.executable, "-c", TRACKIO], capture_output=True, text=True, check=True).stdout
     ((name, config, rows),) = json.loads(said)
@@ -115,7 +115,7 @@ def test_train_shows_everything_under_one_id_of_wandb(
     for variable in ("WANDB_PROJECT", "WANDB_DIR"):
         monkeypatch.delenv(variable, raising=False)
     run_dir = tmp_path / "runs" / "a"
-    record = trained_in_two_starts(TrackerKind.wandb, run_dir, corpus)
+    record = trained_in_two_starts("wandb", run_dir, corpus)
 
     files = sorted(run_dir.glob(f"wandb/offline-run-*-{record['id']}/run-{record['id']}.wandb"))
     assert len(files) == 2
@@ -151,7 +151,7 @@ def test_train_is_the_same_with_a_tracker_that_hangs(
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     monkeypatch.setattr(sink, "AT_END", 0.1)
-    hanging = job_with(TrackerKind.trackio, tmp_path / "hanging", corpus)
+    hanging = job_with("trackio", tmp_path / "hanging", corpus)
     run(hanging)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     lacks = "not done after 0.1 seconds, and ended: it may lack the last values"

@@ -67,6 +67,8 @@ def imported(node: ast.AST, *, inside: bool) -> Iterator[tuple[str, bool]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from ((alias.name, inside) for alias in child.names)
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING" and not child.orelse:
+            continue  # for type checkers alone
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, "imports are absolute"
             yield from ((f"{child.module}.{alias.name}", inside) for alias in child.names)

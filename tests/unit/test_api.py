@@ -203,7 +203,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "penalty": ({"length_penalty": -1.0}, r"length_penalty=-1\.0 must be at least 0"),
     "penalty in text": ({"length_penalty": "0.6"}, r"length_penalty='0\.6' must be a number"),
     "extra": ({"max_extra": 0}, "max_extra=0 must be at least 1"),
-    "engine": ({"engine": "marian"}, "engine='marian' is not one of torch, ctranslate2"),
+    "engine": ({"engine": "marian"}, "engine=marian is not one of torch, ctranslate2"),
     "type of torch": ({"engine": "torch", "engine_type": "int8"}, "engine_type=int8 is for search.engine=ctranslate2"),
     "batch": ({"batch_tokens": 1e4}, r"batch_tokens=10000\.0 must be a whole number"),
 }

@@ -28,7 +28,6 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import (
     DataConfig,
     Device,
-    Engine,
     EngineType,
     FilterConfig,
     LineFormat,
@@ -53,7 +52,7 @@ from transformer.vocabulary import BOS, EOS, PAD
 
 pytest.importorskip("ctranslate2")
 
-FLOAT32 = SearchOverride(engine=Engine.ctranslate2, engine_type=EngineType.float32)
+FLOAT32 = SearchOverride(engine="ctranslate2", engine_type=EngineType.float32)
 TEXTS = [*sentences(60), "", " ", "a " * 70]  # blank ones, and one that is too long for the model
 
 
@@ -481,7 +480,7 @@ def test_engine_is_not_made_through_a_link(run_dir: Path, tmp_path: Path) -> Non
             lambda: TrainJob(
                 model=replace(CONFIG, score=Score.additive),
                 data=DataConfig(filter=FilterConfig(max_length=50)),
-                search=SearchConfig(engine=Engine.ctranslate2),
+                search=SearchConfig(engine="ctranslate2"),
             ),
             r"search\.engine=ctranslate2 has no additive attention \(model\.score=additive\)",
         ),
@@ -494,7 +493,7 @@ def test_engine_refuses_by_key_what_it_cannot_do(made: Callable[[], object], mes
 
 def test_engine_of_the_run_refuses_by_key_what_it_cannot_do(spm: bytes, tmp_path: Path) -> None:
     """Where the command does not name the engine."""
-    search = replace(SEARCH, engine=Engine.ctranslate2, engine_type=EngineType.float32)
+    search = replace(SEARCH, engine="ctranslate2", engine_type=EngineType.float32)
     folder = write_run(tmp_path / "run", spm, search=search)
     own = SearchOverride()
     with pytest.raises(InputError, match=r"^align needs torch: set search\.engine=torch$"):
@@ -542,7 +541,7 @@ def test_with_search_leaves_the_choice_of_an_engine_to_load(kept: Path) -> None:
 def test_training_with_an_engine_scores_its_test_sets_by_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     job = tiny_job(tmp_path / "run", write_corpus(tmp_path / "corpus"), max_steps=2)
-    job.search.engine = Engine.ctranslate2
+    job.search.engine = "ctranslate2"
     job.search.engine_type = EngineType.float32
     run(job)
     results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
@@ -551,7 +550,7 @@ def test_training_with_an_engine_scores_its_test_sets_by_it(tmp_path: Path, capl
     # Evaluated again by torch, and by the run's own engine.
     with_engine = evaluate(EvaluateJob(run_dir=job.run_dir, device=Device.cpu))
     assert "at most, by CTranslate2 " in format_results(tmp_path, with_engine)
-    by_torch = evaluate(EvaluateJob(run_dir=job.run_dir, device=Device.cpu, search=SearchOverride(engine=Engine.torch)))
+    by_torch = evaluate(EvaluateJob(run_dir=job.run_dir, device=Device.cpu, search=SearchOverride(engine="torch")))
     assert by_torch.engine is None
     assert with_engine.test_sets["test"].bleu == pytest.approx(by_torch.test_sets["test"].bleu, abs=0.1)
     assert RunDir(tmp_path / "run").read_results().search == job.search

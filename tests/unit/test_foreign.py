@@ -6,7 +6,7 @@ from support.paths import ROOT
 from support.scripts import load_script
 from transformer.cli.commands import COMMANDS
 from transformer.cli.overrides import parse_arguments
-from transformer.config.foreign import FOREIGN, TOOLKITS, normal
+from transformer.config.foreign import TOOLKITS, foreign, normal
 from transformer.config.keys import groups_of, key_meant, keys_of
 from transformer.errors import InputError
 
@@ -138,14 +138,14 @@ def test_flags_of_other_toolkits_are_answered_with_keys() -> None:
 
 def test_foreign_names_stand_for_keys_that_there_are() -> None:
     known = {key for command in COMMANDS.values() for key in (*keys_of(command.job), *groups_of(command.job))}
-    assert [key for row in FOREIGN for key in row.keys.split() if key not in known] == []
-    assert [row.keys for row in FOREIGN if not any(row.names())] == []
+    assert [key for row in foreign() for key in row.keys.split() if key not in known] == []
+    assert [row.keys for row in foreign() if not any(row.names())] == []
 
 
 def test_foreign_names_mean_one_thing_in_a_command() -> None:
     """But for those of which the first row counts: they mean one thing in training, and another in a search."""
     rows: dict[str, list[str]] = {}
-    for row in FOREIGN:
+    for row in foreign():
         for name in set(row.names()):
             rows.setdefault(name, []).append(row.keys)
     several = {name: keys for name, keys in rows.items() if len(keys) > 1}
@@ -156,7 +156,7 @@ def test_foreign_names_mean_one_thing_in_a_command() -> None:
 def test_names_that_are_ours_need_no_sentence() -> None:
     """`max_steps` of Hugging Face is answered as a key without its group."""
     ours = {normal(key.rpartition(".")[2]): key for key in keys_of(COMMANDS["train"].job)}
-    same = [name for row in FOREIGN for name in row.names() if name in ours]
+    same = [name for row in foreign() for name in row.names() if name in ours]
     assert [name for name in same if "did you mean" not in hint(name)] == []
 
 

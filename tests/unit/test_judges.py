@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from transformer.errors import InputError
+from transformer.evaluation.judgements import JudgedText
 from transformer.integrations import judges
-from transformer.integrations.judges import JudgedText, JudgeError, check_judges, judge, judge_all, read_scores
+from transformer.integrations.judges import JudgeError, check_judges, judge, judge_all, read_scores
 from transformer.records import Judgement
 
 TEXT = JudgedText(["one", "two\u2028parts", ""], ["eins", "zwei\rTeile", "drei"], ["Eins", "Zwei", "Drei"])

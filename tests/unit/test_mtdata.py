@@ -118,7 +118,7 @@ READ_ALL = """
 import json, sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from transformer.data import mtdata
+from transformer.integrations import mtdata
 
 found = {}
 for name in sys.argv[2:]:

@@ -7,9 +7,9 @@ import pytest
 
 from support.paths import CORPORA, needs_corpora
 from transformer.errors import InputError
-from transformer.evaluation.score import format_scores, format_signatures, score
+from transformer.evaluation.score import choose_scorer, format_scores, format_signatures, score
 from transformer.records import PaperScores, Scores
-from transformer.tools.paper_bleu import choose_scorer, multi_bleu, split_hyphens
+from transformer.tools.paper_bleu import multi_bleu, split_hyphens
 
 SCORES = CORPORA / "scores"
 

@@ -16,10 +16,10 @@ import pytest
 
 from support.corpora import wait_for
 from support.paths import ROOT
-from transformer.config.settings import TrackerKind, TrainConfig
+from transformer.config.settings import TrainConfig
 from transformer.errors import PeerError
 from transformer.integrations.trackers import sink as sinks
-from transformer.integrations.trackers.sink import Sink, open_sinks
+from transformer.integrations.trackers.sink import Sink, open_sink
 from transformer.run_dir import RunDir
 from transformer.tracking import Tracker
 from transformer.training.samples import open_trackers
@@ -90,7 +90,7 @@ def calls(folder: Path) -> list[Any]:
 
 
 def opened(folder: Path) -> Sink:
-    return Sink(TrackerKind.wandb, folder, run_id="0123456789abcdef", settings={"train.seed": 1})
+    return Sink("wandb", folder, run_id="0123456789abcdef", settings={"train.seed": 1})
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -191,21 +191,19 @@ def test_sink_leaves_out_what_a_tracker_does_not_take_and_says_so_once(
 
 
 @pytest.mark.parametrize(("error", "seconds"), [(None, 30.0), (KeyboardInterrupt, 10.0), (PeerError, 0.5)])
-def test_open_sinks_waits_less_after_an_error(
+def test_open_sink_waits_less_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None, seconds: float
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr(Sink, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(Sink, "close", lambda _, seconds: waited.append(seconds))
-    twice = [TrackerKind.wandb, TrackerKind.trackio, TrackerKind.wandb]
     with (
         pytest.raises(error) if error else open(os.devnull, "rb"),
-        open_sinks(twice, tmp_path, run_id="a", settings={}) as found,
+        open_sink("wandb", tmp_path, run_id="a", settings={}),
     ):
-        assert len(found) == 2
         if error is not None:
             raise error
-    assert waited == [seconds, seconds]
+    assert waited == [seconds]
 
 
 def test_sink_is_left_out_where_the_package_is_missing(
@@ -237,9 +235,8 @@ def test_sink_is_left_out_where_no_process_can_be_started(
 KILLED = """
 import os
 from pathlib import Path
-from transformer.config.settings import TrackerKind
 from transformer.integrations.trackers.sink import Sink
-sink = Sink(TrackerKind.wandb, Path("a"), run_id="a", settings={})
+sink = Sink("wandb", Path("a"), run_id="a", settings={})
 sink.scalars(1, {"loss": 1.0})
 os.kill(os.getpid(), 9)
 """
@@ -282,7 +279,7 @@ def test_tracker_sends_no_step_twice_after_it_fell_back(tmp_path: Path) -> None:
 
 def test_trackers_are_opened_by_rank_0_alone() -> None:
     """Nothing else of the run is asked for."""
-    job = SimpleNamespace(train=TrainConfig(trackers=[TrackerKind.wandb]))
+    job = SimpleNamespace(train=TrainConfig(trackers=["wandb"]))
     run = SimpleNamespace(job=job, world=SimpleNamespace(is_rank0=False))
     with open_trackers(cast(Run, run)) as found:
         assert found == []

@@ -4,8 +4,8 @@
     this module    job -> the function of the command -> standard output
     tools, core    do the work, and never write to standard output
 
-A command's module is imported inside its function, so that `--help` does not wait for torch; the classes of jobs are
-plain Python. A new command is a row of COMMANDS, a function here, and a folder of `tools/` with its job.
+A command's module is imported when it is run, so that `--help` does not wait for torch; the classes of jobs are plain
+Python. A command of `tools/` or `integrations/` is a row of COMMANDS and a folder there, with its job.
 """
 
 import copy
@@ -13,16 +13,17 @@ import io
 import json
 import logging
 import math
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Literal, TypeVar, overload
 
+from transformer import plugins
 from transformer.config.jobs import (
-    ON_HUB,
     AverageJob,
     EvaluateJob,
     Job,
@@ -35,18 +36,8 @@ from transformer.config.keys import did_you_mean, shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 from transformer.errors import InputError, Stopped
-from transformer.integrations.export.job import ExportJob
-from transformer.integrations.imports.job import ImportJob
-from transformer.integrations.push.job import PushJob
+from transformer.plugins import Command
 from transformer.terminal import printable
-from transformer.tools.attention.job import AttentionJob
-from transformer.tools.compare.job import CompareJob
-from transformer.tools.doctor.job import DoctorJob
-from transformer.tools.replay.job import ReplayJob
-from transformer.tools.report.job import ReportJob
-from transformer.tools.summary.job import SummaryJob
-from transformer.tools.tables.job import TableJob
-from transformer.tools.verify.job import VerifyJob
 
 log = logging.getLogger(__name__)
 
@@ -61,27 +52,26 @@ WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.jso
 AFTER_DEMO = "transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command: the keys that it takes, what it does, and what `--help` says of it."""
-
-    job: type[Job]
-    run: Callable[[Any], float | None]  # takes the job
-    help: str  # one line
-    examples: tuple[str, ...]
-    goes_on: bool = False  # whether the same command, given again, goes on where it stopped
-
-
 def run(command: str, job: Job) -> float | None:
     """Run a command, and flush what it printed. Returns what a sweep makes best, if the command has such a figure."""
+    row = COMMANDS[command]
+    plugins.allow(json.dumps(to_json(job)))  # what this command line names, and no run has yet been asked
     try:
-        figure = COMMANDS[command].run(_with_runs_here(job))
+        found = plugins.load(row.run)(_with_runs_here(job))
     except KeyboardInterrupt:
         if command in ("translate", "score") and getattr(job, "output", None) is not None:  # a file, block by block
             raise Stopped("stopped; to go on, give the same command again") from None
         raise
-    sys.stdout.flush()
-    return figure
+    if row.show is None:
+        sys.stdout.flush()
+        return found
+
+    if os.environ.get("RANK", "0") == "0":
+        _show(job, found, plugins.load(row.show))
+        sys.stdout.flush()
+    if row.check is not None:
+        plugins.load(row.check)(found)
+    return None
 
 
 def _with_runs_here(job: Job) -> Job:
@@ -90,11 +80,14 @@ def _with_runs_here(job: Job) -> Job:
     In `runs`, whose names are shown, they stay as they are, but for the commit, by which they are found again.
     """
     named = {key: getattr(job, key) for key in NAMES_OF_RUNS if getattr(job, key, None)}
-    named = {key: names for key, names in named.items() if ON_HUB in str(names)}
-    if not named:
+    if not any(
+        plugins.is_elsewhere(name)
+        for names in named.values()
+        for name in ([names] if isinstance(names, str) else names)
+    ):
         return job
 
-    from transformer.integrations.published.run import pinned, run_path
+    from transformer.run_names import pinned, run_path
 
     here = copy.copy(job)
     for key, names in named.items():
@@ -153,7 +146,7 @@ def _prepare(job: PrepareJob) -> None:
 
     found: TrainJob = job
     if job.init_from is not None:  # a model, which torch reads: without one, no second is spent on its import
-        from transformer.integrations.published.run import located
+        from transformer.run_names import located
 
         found = located(job)
     share = job.share()
@@ -256,19 +249,6 @@ def _sweep(job: EvaluateJob) -> None:
         _show(job, trials, partial(format_sweep, Path(job.run_dir)))
 
 
-def _compare(job: CompareJob) -> None:
-    from transformer.tools.compare.command import compare
-    from transformer.tools.compare.format import format_comparison
-
-    _show(job, compare(job), format_comparison)
-
-
-def _report(job: ReportJob) -> None:
-    from transformer.tools.report.command import format_written, report
-
-    _show(job, report(job), format_written)
-
-
 def _average(job: AverageJob) -> None:
     from transformer.average import average
 
@@ -278,74 +258,6 @@ def _average(job: AverageJob) -> None:
         _write(json.dumps({"averaged": averaged, "path": str(checkpoint.path)}) + "\n")
     else:
         _write(f"{checkpoint.path}: mean of steps {', '.join(map(str, averaged))}\n")
-
-
-def _summary(job: SummaryJob) -> None:
-    from transformer.tools.summary.command import format_summary, summarise
-
-    _show(job, summarise(job), format_summary)
-
-
-def _doctor(job: DoctorJob) -> None:
-    from transformer.tools.doctor.command import doctor, format_diagnosis, require_health
-
-    diagnosis = doctor(job)
-    _show(job, diagnosis, format_diagnosis)
-    sys.stdout.flush()
-    require_health(diagnosis)
-
-
-def _replay(job: ReplayJob) -> None:
-    from transformer.tools.replay.command import format_replay, replay
-
-    _show(job, replay(job), format_replay)
-
-
-def _verify(job: VerifyJob) -> None:
-    from transformer.distributed import is_rank0
-    from transformer.tools.verify.command import format_verification, require_agreement, verify
-
-    verification = verify(job)
-    if is_rank0():
-        _show(job, verification, format_verification)
-        sys.stdout.flush()
-    require_agreement(verification)
-
-
-def _export(job: ExportJob) -> None:
-    from transformer.integrations.export.command import export, format_exported
-
-    _show(job, export(job), format_exported)
-
-
-def _import(job: ImportJob) -> None:
-    from transformer.integrations.imports.command import format_made, import_run
-
-    _show(job, import_run(job), format_made)
-
-
-def _push(job: PushJob) -> None:
-    from transformer.integrations.push.command import format_pushed, push
-
-    _show(job, push(job), format_pushed)
-
-
-def _table(job: TableJob) -> None:
-    from transformer.tools.paper.command import table
-
-    text, errors = table(job)
-    _write(text)
-    sys.stdout.flush()
-
-    # The table shows what did work. The command still fails where a row has failed.
-    if errors:
-        raise errors[0]
-
-
-def _attention(job: AttentionJob) -> None:
-    from transformer.tools.attention.command import attention
-
-    _write(attention(job))
 
 
 def _show(job: Job, result: R, in_words: Callable[[R], str]) -> None:
@@ -363,146 +275,174 @@ def _write(text: str) -> None:
 
 OWN_TEXT = "data.train.src=train.en data.train.tgt=train.de data.dev.src=dev.en data.dev.tgt=dev.de"
 
-COMMANDS = {
-    "prepare": Command(
-        PrepareJob,
-        _prepare,
-        "read, filter and tokenise a corpus, ready for training",
-        (
-            f"transformer prepare experiment=small run_dir=runs/mine {OWN_TEXT}",
-            "transformer prepare experiment=wmt14_en_fr_base part=3/64",
+
+class _Commands(dict[str, Command]):
+    """The package's own by name; another package's command is found where its name is asked for."""
+
+    def __missing__(self, name: str) -> Command:
+        plugins.allow(name)
+        return plugins.find("command", name)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or plugins.is_known("command", str(name))
+
+
+COMMANDS = _Commands(
+    {
+        "prepare": Command(
+            PrepareJob,
+            _prepare,
+            "read, filter and tokenise a corpus, ready for training",
+            (
+                f"transformer prepare experiment=small run_dir=runs/mine {OWN_TEXT}",
+                "transformer prepare experiment=wmt14_en_fr_base part=3/64",
+            ),
+            goes_on=True,
         ),
-        goes_on=True,
-    ),
-    "train": Command(
-        TrainJob,
-        _train,
-        "train a model, or go on with one; then average checkpoints and score the test sets",
-        (
-            "transformer train",
-            f"transformer train experiment=small run_dir=runs/mine {OWN_TEXT}",
-            "transformer train experiment=multi30k_en_de data.root=corpora train.seed=2 run_dir=runs/second",
+        "train": Command(
+            TrainJob,
+            _train,
+            "train a model, or go on with one; then average checkpoints and score the test sets",
+            (
+                "transformer train",
+                f"transformer train experiment=small run_dir=runs/mine {OWN_TEXT}",
+                "transformer train experiment=multi30k_en_de data.root=corpora train.seed=2 run_dir=runs/second",
+            ),
+            goes_on=True,
         ),
-        goes_on=True,
-    ),
-    "translate": Command(
-        TranslateJob,
-        _translate,
-        "translate standard input to standard output, or a file to a file, line for line",
-        (
-            "transformer translate run_dir=runs/mine < in.txt > out.txt",
-            "transformer translate run_dir=runs/mine n_best=4 format=jsonl < in.txt > out.jsonl",
-            "transformer translate run_dir=runs/mine input=news.en.gz output=news.de.gz",
-            "transformer translate run_dir=runs/reverse input=news.de output=news.bt.tsv keep=0.9",
-            "transformer translate run_dir=hf:OWNER/NAME < in.txt > out.txt",
+        "translate": Command(
+            TranslateJob,
+            _translate,
+            "translate standard input to standard output, or a file to a file, line for line",
+            (
+                "transformer translate run_dir=runs/mine < in.txt > out.txt",
+                "transformer translate run_dir=runs/mine n_best=4 format=jsonl < in.txt > out.jsonl",
+                "transformer translate run_dir=runs/mine input=news.en.gz output=news.de.gz",
+                "transformer translate run_dir=runs/reverse input=news.de output=news.bt.tsv keep=0.9",
+                "transformer translate run_dir=hf:OWNER/NAME < in.txt > out.txt",
+            ),
         ),
-    ),
-    "score": Command(
-        ScoreJob,
-        _score,
-        "measure the log-probability of given translations, pair by pair, and their perplexity",
-        (
-            "transformer score run_dir=runs/mine src=test.en tgt=test.de",
-            "transformer score run_dir=runs/mine format=jsonl < pairs.tsv",
+        "score": Command(
+            ScoreJob,
+            _score,
+            "measure the log-probability of given translations, pair by pair, and their perplexity",
+            (
+                "transformer score run_dir=runs/mine src=test.en tgt=test.de",
+                "transformer score run_dir=runs/mine format=jsonl < pairs.tsv",
+            ),
         ),
-    ),
-    "evaluate": Command(
-        EvaluateJob,
-        _evaluate,
-        "score the test sets, or files, with sacreBLEU; or compare search settings",
-        (
-            "transformer evaluate run_dir=runs/mine checkpoint=best search.beam_size=8",
-            "transformer evaluate hypotheses=out.de references=ref.de data.tgt_lang=de",
-            "transformer evaluate run_dir=runs/mine scorer.mine='python judge.py {src} {hyp} {ref} {out}'",
-            "transformer evaluate run_dir=runs/mine sweep.beam_size=1,4,8 sweep.length_penalty=0,0.6,1",
+        "evaluate": Command(
+            EvaluateJob,
+            _evaluate,
+            "score the test sets, or files, with sacreBLEU; or compare search settings",
+            (
+                "transformer evaluate run_dir=runs/mine checkpoint=best search.beam_size=8",
+                "transformer evaluate hypotheses=out.de references=ref.de data.tgt_lang=de",
+                "transformer evaluate run_dir=runs/mine scorer.mine='python judge.py {src} {hyp} {ref} {out}'",
+                "transformer evaluate run_dir=runs/mine sweep.beam_size=1,4,8 sweep.length_penalty=0,0.6,1",
+            ),
         ),
-    ),
-    "compare": Command(
-        CompareJob,
-        _compare,
-        "compare the translations of runs, or files, with tests of significance",
-        (
-            "transformer compare runs/a runs/b",
-            "transformer compare hypotheses=a.de,b.de references=ref.de data.tgt_lang=de",
+        "compare": Command(
+            "transformer.tools.compare.job:CompareJob",
+            "transformer.tools.compare.command:compare",
+            "compare the translations of runs, or files, with tests of significance",
+            (
+                "transformer compare runs/a runs/b",
+                "transformer compare hypotheses=a.de,b.de references=ref.de data.tgt_lang=de",
+            ),
+            show="transformer.tools.compare.format:format_comparison",
         ),
-    ),
-    "report": Command(
-        ReportJob,
-        _report,
-        "make one page on runs: settings, curves, scores, samples, attention, data, origin",
-        ("transformer report runs/a runs/b",),
-    ),
-    "average": Command(
-        AverageJob,
-        _average,
-        "average a run's newest checkpoints, or its best",
-        ("transformer average run_dir=runs/mine best=5",),
-    ),
-    "summary": Command(
-        SummaryJob,
-        _summary,
-        "tell the parameters, FLOPs, memory and hours of a training",
-        ("transformer summary experiment=base tokens_per_second=1800",),
-    ),
-    "doctor": Command(
-        DoctorJob,
-        _doctor,
-        "check corpus, tokenizer, model and machine before a training; exit status 8 for findings",
-        (f"transformer doctor experiment=small {OWN_TEXT}",),
-    ),
-    "replay": Command(
-        ReplayJob,
-        _replay,
-        "run one step of a training again, to find where numbers are not finite",
-        ("transformer replay run_dir=runs/mine step=1234",),
-    ),
-    "verify": Command(
-        VerifyJob,
-        _verify,
-        "train the first steps of a run again, and tell whether they come to the same; exit status 8 if not",
-        ("transformer verify run_dir=runs/mine steps=50", "transformer verify run_dir=runs/mine steps=all"),
-    ),
-    "export": Command(
-        ExportJob,
-        _export,
-        "write a model for CTranslate2, Argos, Hugging Face or ONNX, and check what was written",
-        ("transformer export run_dir=runs/mine to=ctranslate2 output=model",),
-    ),
-    "import": Command(
-        ImportJob,
-        _import,
-        "make a run of a published model of Hugging Face's Marian, such as one of OPUS-MT",
-        (
-            "transformer import from=hf:Helsinki-NLP/opus-mt-en-de run_dir=runs/opus",
-            "transformer import from=saved/model run_dir=runs/theirs data.src_lang=en data.tgt_lang=de",
+        "report": Command(
+            "transformer.tools.report.job:ReportJob",
+            "transformer.tools.report.command:report",
+            "make one page on runs: settings, curves, scores, samples, attention, data, origin",
+            ("transformer report runs/a runs/b",),
+            show="transformer.tools.report.command:format_written",
         ),
-    ),
-    "push": Command(
-        PushJob,
-        _push,
-        "send a run to the Hugging Face hub, with a model card made from it",
-        (
-            "transformer push run_dir=runs/mine repo=OWNER/NAME license=cc-by-4.0 dry_run=true",
-            "transformer push run_dir=runs/mine repo=OWNER/NAME license=cc-by-4.0 private=false",
+        "average": Command(
+            AverageJob,
+            _average,
+            "average a run's newest checkpoints, or its best",
+            ("transformer average run_dir=runs/mine best=5",),
         ),
-    ),
-    "table": Command(
-        TableJob,
-        _table,
-        "train and measure the rows of a table: the paper's tables, or your own",
-        (
-            "transformer table table=3 rows=base,A width=128",
-            "transformer table table=mine.yaml experiment=small seeds=3",
+        "summary": Command(
+            "transformer.tools.summary.job:SummaryJob",
+            "transformer.tools.summary.command:summarise",
+            "tell the parameters, FLOPs, memory and hours of a training",
+            ("transformer summary experiment=base tokens_per_second=1800",),
+            show="transformer.tools.summary.command:format_summary",
         ),
-        goes_on=True,
-    ),
-    "attention": Command(
-        AttentionJob,
-        _attention,
-        "show who attends to whom: figures, a page, the weights; or what each head does",
-        (
-            'transformer attention run_dir=runs/mine text="It is raining." output=rain',
-            "transformer attention run_dir=runs/mine set=test sentences=500",
+        "doctor": Command(
+            "transformer.tools.doctor.job:DoctorJob",
+            "transformer.tools.doctor.command:doctor",
+            "check corpus, tokenizer, model and machine before a training; exit status 8 for findings",
+            (f"transformer doctor experiment=small {OWN_TEXT}",),
+            show="transformer.tools.doctor.command:format_diagnosis",
+            check="transformer.tools.doctor.command:require_health",
         ),
-    ),
-}
+        "replay": Command(
+            "transformer.tools.replay.job:ReplayJob",
+            "transformer.tools.replay.command:replay",
+            "run one step of a training again, to find where numbers are not finite",
+            ("transformer replay run_dir=runs/mine step=1234",),
+            show="transformer.tools.replay.command:format_replay",
+        ),
+        "verify": Command(
+            "transformer.tools.verify.job:VerifyJob",
+            "transformer.tools.verify.command:verify",
+            "train the first steps of a run again, and tell whether they come to the same; exit status 8 if not",
+            ("transformer verify run_dir=runs/mine steps=50", "transformer verify run_dir=runs/mine steps=all"),
+            show="transformer.tools.verify.command:format_verification",
+            check="transformer.tools.verify.command:require_agreement",
+        ),
+        "export": Command(
+            "transformer.integrations.export.job:ExportJob",
+            "transformer.integrations.export.command:export",
+            "write a model for CTranslate2, Argos, Hugging Face or ONNX, and check what was written",
+            ("transformer export run_dir=runs/mine to=ctranslate2 output=model",),
+            show="transformer.integrations.export.command:format_exported",
+        ),
+        "import": Command(
+            "transformer.integrations.imports.job:ImportJob",
+            "transformer.integrations.imports.command:import_run",
+            "make a run of a published model of Hugging Face's Marian, such as one of OPUS-MT",
+            (
+                "transformer import from=hf:Helsinki-NLP/opus-mt-en-de run_dir=runs/opus",
+                "transformer import from=saved/model run_dir=runs/theirs data.src_lang=en data.tgt_lang=de",
+            ),
+            show="transformer.integrations.imports.command:format_made",
+        ),
+        "push": Command(
+            "transformer.integrations.push.job:PushJob",
+            "transformer.integrations.push.command:push",
+            "send a run to the Hugging Face hub, with a model card made from it",
+            (
+                "transformer push run_dir=runs/mine repo=OWNER/NAME license=cc-by-4.0 dry_run=true",
+                "transformer push run_dir=runs/mine repo=OWNER/NAME license=cc-by-4.0 private=false",
+            ),
+            show="transformer.integrations.push.command:format_pushed",
+        ),
+        "table": Command(
+            "transformer.tools.tables.job:TableJob",
+            "transformer.tools.paper.command:table",
+            "train and measure the rows of a table: the paper's tables, or your own",
+            (
+                "transformer table table=3 rows=base,A width=128",
+                "transformer table table=mine.yaml experiment=small seeds=3",
+            ),
+            show="transformer.tools.paper.command:text_of",
+            check="transformer.tools.paper.command:require_rows",
+            goes_on=True,
+        ),
+        "attention": Command(
+            "transformer.tools.attention.job:AttentionJob",
+            "transformer.tools.attention.command:attention",
+            "show who attends to whom: figures, a page, the weights; or what each head does",
+            (
+                'transformer attention run_dir=runs/mine text="It is raining." output=rain',
+                "transformer attention run_dir=runs/mine set=test sentences=500",
+            ),
+            show="builtins:str",
+        ),
+    }
+)

@@ -14,11 +14,11 @@ from transformer.config.primitives import made_again
 from transformer.config.settings import (
     MOST_BEAM,
     SAMPLES_TO_RERANK,
+    TORCH,
     Algorithm,
     BleuTokenizer,
     DataConfig,
     Device,
-    Engine,
     Format,
     LineFormat,
     ModelConfig,
@@ -42,6 +42,7 @@ from transformer.config.settings import (
     require,
 )
 from transformer.errors import InputError
+from transformer.plugins import check_known
 
 J = TypeVar("J", bound="Job")
 
@@ -129,9 +130,14 @@ class TrainJob(Job):
             f"train.subword_sampling={rate} cuts pieces, and tokenizer.algorithm=char has none to cut: leave one out",
         )
 
+        # Names of plug-ins.
+        check_known("search", "search.engine", self.search.engine, core=[TORCH])
+        for name in self.train.trackers or ():
+            check_known("tracker", "train.trackers", name)
         require(
-            self.search.engine is Engine.torch or self.model.score is not Score.additive,
-            "search.engine=ctranslate2 has no additive attention (model.score=additive): set search.engine=torch",
+            self.search.engine == TORCH or self.model.score is not Score.additive,
+            f"search.engine={self.search.engine} has no additive attention (model.score=additive): "
+            "set search.engine=torch",
         )
 
         # The longest sentence must fit the model, a step and a micro-batch.
@@ -279,7 +285,7 @@ class TranslateJob(DecodeJob):
             not self.sample.is_wanted or self.search.beam_size is None,
             f"search.beam_size={self.search.beam_size} is for a search, which sample.* replaces: leave one out",
         )
-        if self.search.engine is Engine.ctranslate2:
+        if self.search.engine not in (None, TORCH):
             for key, is_set in (
                 ("sample.*", self.sample.is_wanted),
                 ("ensemble", self.ensemble),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
+from transformer.plugins import check_known
 from transformer.vocabulary import VocabSize, VocabSizes
 
 # Far beyond what anybody has a use for: a checkpoint that asks for more would only take memory and time.
@@ -25,6 +26,8 @@ MOST_PENALTY = 10.0  # ((5 + |Y|) / 6)^10 of the longest translation is still a 
 # character might not come through the tokenizer's normalization as it is.
 TAG = re.compile(r"(?=[!-~]*[A-Za-z0-9])[!-/:-@[-`{-~][!-~]*[!-/:-@[-`{-~]")
 RESERVED_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
+
+TORCH = "torch"  # the search of the core; other engines are plug-ins
 
 # What names files: str | list[str]. OmegaConf knows no such union, so `check_pair` sees to it.
 Names = Any
@@ -152,13 +155,6 @@ class Metric(Enum):
 
     bleu = "bleu"
     loss = "loss"
-
-
-class Engine(Enum):
-    """What searches for translations: torch, or CTranslate2 with a copy of the weights."""
-
-    torch = "torch"
-    ctranslate2 = "ctranslate2"
 
 
 class EngineType(Enum):
@@ -590,13 +586,6 @@ def _check_tokenizer(config: TokenizerConfig | TargetTokenizerConfig, prefix: st
     require(is_allowed, f"{prefix}character_coverage={coverage} must be in [0.98, 1]")
 
 
-class TrackerKind(Enum):
-    """Whose pages show a training, beside TensorBoard."""
-
-    trackio = "trackio"
-    wandb = "wandb"
-
-
 @dataclass
 class TrainConfig:
     """The recipe (section 5) and the run."""
@@ -698,7 +687,7 @@ class TrainConfig:
     samples: int = option(
         3, "dev translations that trackers show of each validation; the log has the first", on_resume=OnResume.allow
     )
-    trackers: list[TrackerKind] | None = option(
+    trackers: list[str] | None = option(
         None,
         "show the training by these, too: [trackio], [wandb] or both; one that fails never ends or slows it",
         on_resume=OnResume.allow,
@@ -772,8 +761,8 @@ class SearchConfig:
         "size of a batch: source pieces, padding counted, x beam_size (null: by device and engine)",
         on_resume=OnResume.allow,
     )
-    engine: Engine = option(
-        Engine.torch,
+    engine: str = option(
+        TORCH,
         "what searches: torch, or ctranslate2, faster on a CPU (needs the extra export; see docs/translating.md)",
         on_resume=OnResume.allow,
     )
@@ -789,7 +778,7 @@ class SearchConfig:
         at_most(self, "search.", MOST_BEAM, "beam_size")
         at_most(self, "search.", MOST_PENALTY, "length_penalty")
         require(
-            self.engine is Engine.ctranslate2 or self.engine_type is EngineType.auto,
+            self.engine != TORCH or self.engine_type is EngineType.auto,
             f"search.engine_type={self.engine_type.name} is for search.engine=ctranslate2: set that, or leave it out",
         )
 
@@ -809,7 +798,7 @@ class SearchOverride:
     batch_tokens: int | None = option(
         None, "size of a batch: source pieces, padding counted, x beam_size (null: the run's)"
     )
-    engine: Engine | None = option(
+    engine: str | None = option(
         None, "what searches: torch, or ctranslate2, faster on a CPU (needs the extra export; null: the run's)"
     )
     engine_type: EngineType | None = option(
@@ -818,14 +807,16 @@ class SearchOverride:
 
     def over(self, base: SearchConfig) -> SearchConfig:
         """`base`, with the values that are set here. Raises ValueError for a value that SearchConfig refuses."""
-        if self.engine is Engine.torch:
+        if self.engine == TORCH:
             base = replace(base, engine_type=EngineType.auto)  # of the engine that is not used
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(base, **{name: value for name, value in values.items() if value is not None})
 
     def __post_init__(self) -> None:
-        of_engine = self.engine is not Engine.torch and self.engine_type is not None  # which may be the run's
-        self.over(SearchConfig(engine=Engine.ctranslate2 if of_engine else Engine.torch))
+        if self.engine is not None:
+            check_known("search", "search.engine", self.engine, core=[TORCH])
+        of_engine = self.engine != TORCH and self.engine_type is not None  # which may be the run's
+        self.over(SearchConfig(engine="ctranslate2" if of_engine else TORCH))
 
 
 @dataclass

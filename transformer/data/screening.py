@@ -11,12 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
+from transformer import plugins
 from transformer.config.settings import Detector
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, screen_pairs
 from transformer.data.report import DroppedPair
 from transformer.data.training_text import TrainingText
 from transformer.errors import InputError
-from transformer.tools.detectors import cleaning
 
 MOST_NAMED = 4  # files that an error names
 SAMPLES = 5  # pairs that are shown of what each detector has dropped
@@ -93,7 +93,7 @@ def _clean(corpus: TrainingText, screened: Screened) -> Screened:
     samples: dict[str, list[DroppedPair]] = {}
     for number, text_set in enumerate(corpus.sets):
         codes = bytearray(screened.verdicts[number])
-        faults = cleaning.find_faults(text_set.source.pairs, detectors, text_set.codes)
+        faults = plugins.find("screen", "doctor").find_faults(text_set.source.pairs, detectors, text_set.codes)
         for index, (fault, pair) in enumerate(zip(faults, text_set.source.pairs(), strict=True)):
             if fault is None or codes[index] != KEPT:
                 continue

@@ -24,6 +24,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from transformer import plugins
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
 from transformer.data.compression import COMPRESSIONS
@@ -34,7 +35,6 @@ from transformer.data.table import BLOCK, Columns, default_columns, is_table, pa
 from transformer.data.testset import find_test_set, is_test_set
 from transformer.errors import InputError, StorageError, TransformerError
 from transformer.files import build_once, encode_json, open_regular, read_json, sync, write_new
-from transformer.integrations.mtdata import CorpusRecord, find_sides, is_corpus, read_corpus
 
 COPY_FILES = ("source.txt", "target.txt")
 ABOUT = "about.json"
@@ -46,6 +46,26 @@ _NO_TABLE = "not a .tsv, .jsonl, .parquet or .tmx file"
 _SPLIT = re.compile(r"(train|valid|validation|dev|test)(?![a-z])", re.IGNORECASE)  # how the files of a split are called
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file as it was downloaded. mtdata has no digests to compare this one with."""
+
+    url: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class CorpusRecord:
+    """What mtdata says of a corpus, and what came of it."""
+
+    mtdata: str  # the version
+    citations: dict[str, str]  # BibTeX entries by key
+    licence: str | None  # a name or a URL; None: mtdata does not say
+    downloads: list[Download]
+    left_out: int  # pairs with an empty side
 
 
 @dataclass(frozen=True)
@@ -184,7 +204,7 @@ def _find(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) ->
         _refuse_unused(pair, key, "src", "tgt", "subset", "split")
         return Source([find_test_set(pair.dataset, key, languages=languages)])
 
-    if isinstance(pair.dataset, str) and is_corpus(pair.dataset):
+    if isinstance(pair.dataset, str) and is_of_catalogue(pair.dataset):
         _refuse_unused(pair, key, "src", "tgt", "subset", "split")
         return _copy_of_corpus(pair.dataset, key, languages, copies=store_dir / "copies")
 
@@ -247,6 +267,12 @@ def _refuse_unused(pair: PairConfig, key: str, *names: str) -> None:
             )
 
 
+def is_of_catalogue(dataset: str) -> bool:
+    """Whether a catalogue of corpora is named, such as mtdata's in `mtdata:Statmt-europarl-10-deu-eng`."""
+    catalogue, colon, _ = dataset.partition(":")
+    return bool(colon) and plugins.is_known("corpora", catalogue)
+
+
 def is_copied(pair: PairConfig) -> bool:
     """Whether it is copied before it is read: a data set of the hub, a directory laid out as one, mtdata's corpora."""
     name = pair.dataset
@@ -279,12 +305,13 @@ def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
 
 def _copy_of_corpus(dataset: str, key: str, languages: Columns, *, copies: Path) -> Source:
     """The copy of a corpus that mtdata knows, made in the directory `copies` unless it is there."""
-    sides = find_sides(dataset, key, languages=languages)
+    catalogue = plugins.find("corpora", dataset.partition(":")[0])
+    sides = catalogue.find_sides(dataset, key, languages=languages)
     wanted = HubDataset(dataset, None, None, list(sides))
 
     def fill(folder: Path, write: Callable[[str, str], None]) -> DatasetOrigin:
         log.info("copying %s, once", wanted)
-        record = read_corpus(dataset, f"{key}.dataset={dataset}", sides=sides, folder=folder, write=write)
+        record = catalogue.read_corpus(dataset, f"{key}.dataset={dataset}", sides=sides, folder=folder, write=write)
         if record.left_out:
             log.info("%s: %d pairs with an empty side left out", wanted, record.left_out)
         return DatasetOrigin(dataset, None, None, wanted.columns, revision=None, corpus=record)

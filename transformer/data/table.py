@@ -1,4 +1,4 @@
-"""Sentence pairs from a table: two columns of a .tsv, .jsonl or .parquet file, or two languages of a .tmx file.
+"""Sentence pairs from a table: two columns of a .tsv, .jsonl or .parquet file, or of another format of `plugins`.
 
 TSV has no quoting: a tab ends a column, a newline a row, and a quotation mark is text. Its columns are numbers, from 1,
 or names of its first row. In the other kinds a column is a name. It may also be a key of the column `translation`, as
@@ -15,17 +15,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from transformer.data.compression import with_compressions
+from transformer import plugins
+from transformer.data.compression import COMPRESSIONS, with_compressions
 from transformer.data.corpus import LONGEST_LINE, Pair, read_lines
 from transformer.errors import InputError
-from transformer.integrations.tmx import read_tmx
 
 BLOCK = 10_000  # rows in memory at a time
 NESTED = "translation"
 TSV = with_compressions(".tsv")
 JSON_LINES = with_compressions(".jsonl")
 PARQUET = (".parquet",)
-TMX = with_compressions(".tmx")
 
 Columns = tuple[str, str]  # of the source and of the target
 
@@ -34,7 +33,15 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def is_table(name: str) -> bool:
     """Whether a file is a table, by its name."""
-    return name.endswith((*TSV, *JSON_LINES, *PARQUET, *TMX))
+    return name.endswith((*TSV, *JSON_LINES, *PARQUET)) or plugins.is_known("format", _ending(name))
+
+
+def _ending(name: str) -> str:
+    """What a format is called by: `tmx` of `memory.tmx.gz`."""
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    _, dot, ending = name.rpartition(".")
+    return ending if dot else ""
 
 
 def read_table(path: Path, columns: Columns, left_out: Counter[str] | None = None) -> Iterator[Pair]:
@@ -42,13 +49,14 @@ def read_table(path: Path, columns: Columns, left_out: Counter[str] | None = Non
 
     Raises InputError where it cannot be read, or a row has no such columns.
     """
-    if path.name.endswith(TMX):
-        return read_tmx(path, columns, Counter() if left_out is None else left_out)
     if path.name.endswith(TSV):
         return read_tsv(path, columns)
     if path.name.endswith(JSON_LINES):
         return read_json_lines(path, columns)
-    return read_parquet(path, columns)
+    if path.name.endswith(PARQUET):
+        return read_parquet(path, columns)
+    read = plugins.find("format", _ending(path.name))
+    return read(path, columns, Counter() if left_out is None else left_out)
 
 
 def default_columns(path: Path, languages: Columns) -> Columns:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
 
+from transformer import plugins
 from transformer.config.jobs import TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
@@ -28,7 +29,6 @@ from transformer.errors import InputError, StorageError
 from transformer.files import digest_file, read_json, write_json
 from transformer.machine import resolve_threads
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER, RunDir, list_steps
-from transformer.tools.detectors import cleaning
 
 PREPARE_VERSION = 3
 MODEL_FILES = {"tokenizer": TOKENIZER, "tokenizer.target": TARGET_TOKENIZER}  # by the group of the settings
@@ -333,6 +333,7 @@ def _digest(corpus: TrainingText, texts: Sequence[Sequence[object]]) -> str:
     del filters["doctor"]
     if corpus.filters.doctor:
         languages = [text_set.codes for text_set in corpus.sets]
-        filters["doctor"] = [cleaning.VERSION, sorted({detector.name for detector in corpus.filters.doctor}), languages]
+        names = sorted({detector.name for detector in corpus.filters.doctor})
+        filters["doctor"] = [plugins.find("screen", "doctor").VERSION, names, languages]
     parts = [PREPARE_VERSION, STORE_VERSION, tagged, filters, tokenizer]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

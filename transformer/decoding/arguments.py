@@ -5,7 +5,7 @@ from numbers import Real
 
 from transformer.arguments import shown, whole
 from transformer.config.primitives import made_again
-from transformer.config.settings import Engine, EngineType, SampleConfig, SearchConfig, SearchOverride
+from transformer.config.settings import EngineType, SampleConfig, SearchConfig, SearchOverride
 from transformer.decoding.sampling import Sampling
 from transformer.errors import InputError
 
@@ -65,7 +65,7 @@ def search_override(
     *,
     max_extra: int | None,
     batch_tokens: int | None,
-    engine: Engine | None = None,
+    engine: str | None = None,
     engine_type: EngineType | None = None,
 ) -> SearchOverride:
     """What replaces the run's search settings; None keeps the run's own. Raises InputError for one that cannot be."""

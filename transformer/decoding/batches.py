@@ -21,17 +21,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transformer.compute import autocast, default_batch_tokens, memory_errors_named
-from transformer.config.settings import Precision, Quantization, SearchConfig
+from transformer.config.settings import Precision, SearchConfig
 from transformer.data.batch import pad_rows
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import IdPair, align, piece_log_probs
 from transformer.decoding.parallel import MOST_AT_ONCE, in_parallel
 from transformer.decoding.sampling import Sampling, sample
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
-from transformer.integrations.engine.ctranslate2 import Vocabularies
-from transformer.integrations.engine.searcher import Searcher
 from transformer.model.inference import for_inference
 from transformer.model.transformer import Transformer
+from transformer.plugins import Searcher
 from transformer.vocabulary import BOS, EOS
 
 _MOST_HYPOTHESES = 8_192  # in a batch
@@ -77,7 +76,7 @@ class Batches:
 
     def __reduce__(self) -> tuple[object, ...]:
         """What pickle and copy keep: the ready form of a model may be in a layout of oneDNN's, and is made anew."""
-        recipe = None if self.searcher is None else (self.searcher.vocabularies, self.searcher.quantization)
+        recipe = None if self.searcher is None else self.searcher.recipe()
         return _of_all, (self.models, self.search, self.device, self.precision, self.is_plain, recipe)
 
     def joined(self, other: "Batches") -> "Batches":
@@ -342,15 +341,14 @@ def _of_all(
     device: torch.device,
     precision: Precision,
     is_plain: bool,
-    recipe: tuple[Vocabularies, Quantization] | None,
+    recipe: Callable[[Transformer, torch.device], Searcher] | None,
 ) -> Batches:
-    """With these models, the first alone or an ensemble; of a searcher, its vocabularies and its type are given."""
+    """With these models, the first alone or an ensemble; `recipe` makes the searcher again."""
     first, *others = [Batches.of(model, search, device=device, precision=precision) for model in models]
     for other in others:
         first = first.joined(other)
     if recipe is not None:
-        vocabularies, quantization = recipe
-        first = replace(first, searcher=Searcher.of(models[0], vocabularies, quantization=quantization, device=device))
+        first = replace(first, searcher=recipe(models[0], device))
     return replace(first, is_plain=is_plain)
 
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import torch
 
+from transformer import plugins
 from transformer.arguments import path_of, shown
 from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import (
@@ -21,9 +22,9 @@ from transformer.compute import (
 )
 from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import (
+    TORCH,
     DataConfig,
     Device,
-    Engine,
     EngineType,
     ModelConfig,
     Precision,
@@ -36,10 +37,9 @@ from transformer.decoding.batches import Batches
 from transformer.decoding.proof import in_way, known_way, prove_search
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
-from transformer.integrations.engine.make import with_engine
-from transformer.integrations.published.run import run_path
 from transformer.model.transformer import Transformer, check_size, load_parameters
 from transformer.run_dir import RunDir, tensor_file
+from transformer.run_names import run_path
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def load(
     length_penalty: float | None = None,
     max_extra: int | None = None,
     batch_tokens: int | None = None,
-    engine: Literal["torch", "ctranslate2"] | None = None,
+    engine: str | None = None,
     engine_type: Literal["auto", "float32", "int8", "float16", "bfloat16"] | None = None,
     ensemble: Iterable[str | Path] = (),
 ) -> Translator:
@@ -97,13 +97,25 @@ def load(
             length_penalty,
             max_extra=max_extra,
             batch_tokens=batch_tokens,
-            engine=None if engine is None else _choose(Engine, "engine", engine),
+            engine=_engine(engine),
             engine_type=None if engine_type is None else _choose(EngineType, "engine_type", engine_type),
         ),
         device=_choose(Device, "device", device),
         precision=_choose(Precision, "precision", precision),
         ensemble=[run_path(str(path_of("a run of ensemble", other)), "ensemble") for other in ensemble],
     )
+
+
+def _engine(name: object) -> str | None:
+    """What a user named: a plug-in that is named here may be another package's. Raises InputError."""
+    if name is None:
+        return None
+    try:
+        plugins.check_known("search", "engine", str(name), core=[TORCH])
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    plugins.allow(str(name))
+    return str(name)
 
 
 def _choose(kind: type[Choice], name: str, value: str) -> Choice:
@@ -130,7 +142,7 @@ def load_translator(
     tokenizers differ; CheckpointError if a run is damaged.
     """
     first_checkpoint = find_checkpoint(run_dir, checkpoint)
-    if ensemble and _settings(first_checkpoint, search).engine is Engine.ctranslate2:
+    if ensemble and _settings(first_checkpoint, search).engine != TORCH:
         raise InputError("ensemble needs torch: set search.engine=torch")
     translator = build_translator(run_dir, first_checkpoint, search=search, device=device, precision=precision)
 
@@ -159,7 +171,7 @@ def load_for(job: TranslateJob | ScoreJob) -> Translator:
     translator = load_translator(
         Path(job.run_dir),
         checkpoint=job.checkpoint,
-        search=job.search if is_searched else replace(job.search, engine=Engine.torch),
+        search=job.search if is_searched else replace(job.search, engine=TORCH),
         device=job.device,
         precision=job.precision,
         ensemble=[Path(other) for other in job.ensemble],
@@ -214,7 +226,9 @@ def build_translator(
     weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)].sha256
     tags = checkpoint.settings("data", DataConfig).required_tags()
     translator = Translator(tokenizers, batches, tags=tags, weights=[weights])
-    return translator if settings.engine is Engine.torch else with_engine(translator, run, checkpoint)
+    if settings.engine == TORCH:
+        return translator
+    return plugins.find("search", settings.engine).with_engine(translator, run, checkpoint)
 
 
 def _settings(checkpoint: Checkpoint, search: SearchOverride) -> SearchConfig:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import torch
 
+from transformer import plugins
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import SAMPLES_TO_RERANK
 from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
@@ -22,8 +23,7 @@ from transformer.decoding.stream import Output, Tally, read_blocks, stream, warn
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.machine import resolve_threads
-from transformer.tools.sentences import LineCheck, Sentences
-from transformer.tools.synthetic import Pairs
+from transformer.plugins import LineChecker, Splitter
 
 UNIT = "line"
 
@@ -68,7 +68,8 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO, *, choose: Choose 
             finish=None if work.pairs is None else work.pairs.finish,
         )
     if tally is not None:
-        work.line_check.warn(tally, "translate them sentence by sentence, with split=true")
+        if work.line_check is not None:
+            work.line_check.warn(tally, "translate them sentence by sentence, with split=true")
         if work.pairs is not None:
             work.pairs.report(tally)
 
@@ -80,10 +81,12 @@ class _Work:
         self._job = job
         self._choose = choose
         self._is_warned = job.tag is not None
-        self._sentences = Sentences.of(Path(job.run_dir)) if job.split else None
-        self.pairs = Pairs.of(job)
+        self._sentences = plugins.find("lines", "split")(Path(job.run_dir)) if job.split else None
+        self.pairs = plugins.find("lines", "keep")(job) if job.keep is not None else None
         self.translator = load_for(job)
-        self.line_check = LineCheck(Path(job.run_dir), self.translator.tokenizers.source)
+        self.line_check: LineChecker | None = None
+        if plugins.has("lines", "check"):
+            self.line_check = plugins.find("lines", "check")(Path(job.run_dir), self.translator.tokenizers.source)
         # Of nothing: an error in the settings shows at once.
         _translate(self.translator, job, [], None, line=1, choose=choose)
 
@@ -100,7 +103,7 @@ class _Work:
 
         prefixes = None if job.prefix is None else [prefix for _, prefix in block]
         translations = _translate(self.translator, job, texts, prefixes, line=line, choose=self._choose)
-        tally = self.line_check.count(texts)
+        tally = {} if self.line_check is None else self.line_check.count(texts)
         if self.pairs is not None:
             draft = self.pairs.draft(lines, [best for [best] in translations])
             return Output(draft.text, {**tally, **draft.tally})
@@ -179,7 +182,7 @@ def _find(
 
 
 def _translate_sentences(
-    translator: Translator, job: TranslateJob, lines: Sequence[str], sentences: Sentences, *, line: int
+    translator: Translator, job: TranslateJob, lines: Sequence[str], sentences: Splitter, *, line: int
 ) -> str:
     """The translations of some lines, sentence by sentence, as lines of text; the first of them is `line`."""
     by_line = sentences.split(lines)

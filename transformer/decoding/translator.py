@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from transformer.arguments import check_callable, check_flag, list_of_texts, shown, whole
-from transformer.config.settings import MOST_BEAM, Engine, Precision, SearchConfig
+from transformer.config.settings import MOST_BEAM, TORCH, Precision, SearchConfig
 from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.decoding.arguments import check_ids, check_search, length_penalties_of, lines_of, sampling_of
@@ -74,15 +74,15 @@ class Translator:
     def engine(self) -> str | None:
         """What searches in place of torch, with its version and type; None where torch does."""
         searcher = self.batches.searcher
-        return None if searcher is None else f"CTranslate2 {searcher.version} in {searcher.quantization.value}"
+        return None if searcher is None else searcher.describe()
 
     def with_search(self, search: SearchConfig) -> "Translator":
         """The same model under other search settings. Raises InputError for what are none."""
         check_search(search)
         is_other = (search.engine, search.engine_type) != (self.search.engine, self.search.engine_type)
-        if is_other and search.engine is Engine.ctranslate2:
-            raise InputError(f"search.engine={search.engine.name} is chosen by load: give it engine, and engine_type")
-        searcher = self.batches.searcher if search.engine is Engine.ctranslate2 else None
+        if is_other and search.engine != TORCH:
+            raise InputError(f"search.engine={search.engine} is chosen by load: give it engine, and engine_type")
+        searcher = self.batches.searcher if search.engine != TORCH else None
         return replace(self, batches=replace(self.batches, search=search, searcher=searcher))
 
     def translate(
@@ -281,7 +281,7 @@ class Translator:
 
     def _check_torch(self, what: str, *, is_wanted: bool) -> None:
         """Raise InputError for what CTranslate2 cannot do: the figures of another arithmetic would be no answer."""
-        if is_wanted and self.search.engine is not Engine.torch:
+        if is_wanted and self.search.engine != TORCH:
             raise InputError(f"{what} needs torch: set search.engine=torch")
 
     def _checked_n_best(self, n_best: int) -> int:

@@ -7,10 +7,9 @@ from pathlib import Path
 from transformer.config.jobs import EvaluateJob
 from transformer.data.corpus import read_lines
 from transformer.errors import InputError
-from transformer.evaluation.score import format_scores, format_signatures
-from transformer.integrations.judges import JudgedText, check_judges, judge_all
+from transformer.evaluation.judgements import JudgedText, check_judges, judged
+from transformer.evaluation.score import choose_scorer, format_scores, format_signatures
 from transformer.records import Scores
-from transformer.tools.paper_bleu import choose_scorer
 
 
 def score_files(job: EvaluateJob) -> Scores:
@@ -26,7 +25,7 @@ def score_files(job: EvaluateJob) -> Scores:
         lowercase=job.lowercase,
         paper_bleu=job.paper_bleu,
     )
-    check_judges(job.scorer, have_sources=job.sources is not None)
+    check_judges(job, have_sources=job.sources is not None)
 
     hypotheses_file = str(job.hypotheses)
     files = [hypotheses_file, *job.references, *([] if job.sources is None else [job.sources])]
@@ -39,8 +38,7 @@ def score_files(job: EvaluateJob) -> Scores:
 
     # Of several references, a judge reads the first.
     text = JudgedText(None if job.sources is None else others[-1], hypotheses, references[0])
-    judgements = judge_all(job.scorer, text, seconds=job.scorer_seconds, place=hypotheses_file)
-    return replace(scores, judges=judgements)
+    return replace(scores, judges=judged(job, text, place=hypotheses_file))
 
 
 def format_file_scores(job: EvaluateJob, scores: Scores) -> str:

@@ -8,6 +8,7 @@ that is still learning to write, whose text may look like anything.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
@@ -15,6 +16,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 from sacrebleu.utils import SACREBLEU_DIR
 
+from transformer import plugins
 from transformer.config.languages import language_of
 from transformer.config.settings import BleuTokenizer, DataConfig
 from transformer.errors import InputError
@@ -114,6 +116,18 @@ def measure_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 def check_language(tgt_lang: str, *, tokenize: BleuTokenizer | None = None, key: str = "data.tgt_lang") -> None:
     """Raise InputError unless this is a language code, and what its scores need is there; `key` is what was set."""
     bleu_metric(tgt_lang, tokenize=tokenize, lowercase=False, key=key)
+
+
+def choose_scorer(*, tgt_lang: str, tokenize: BleuTokenizer | None, lowercase: bool, paper_bleu: bool) -> Scorer:
+    """`score` for a language, with the papers' BLEU beside it if `paper_bleu` asks for that.
+
+    Raises InputError at once for a language that cannot be scored, or whose tokenizer is not installed.
+    """
+    check_language(tgt_lang, tokenize=tokenize)
+    scorer = partial(score, tgt_lang=tgt_lang, tokenize=tokenize, lowercase=lowercase)
+    if not paper_bleu:
+        return scorer
+    return plugins.find("score", "paper_bleu")(scorer, tgt_lang=tgt_lang, lowercase=lowercase)
 
 
 def check_scores(data: DataConfig) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from transformer import plugins
 from transformer.checkpoint import Checkpoint, find_checkpoint, load_weights
 from transformer.compute import resolve_device
 from transformer.config.jobs import EvaluateJob
@@ -42,15 +43,13 @@ from transformer.decoding.stream import summed, warn_of_missing_tag
 from transformer.decoding.translator import Translator
 from transformer.distributed import Wait, World, join_world
 from transformer.errors import CheckpointError, InputError, StorageError
-from transformer.evaluation.score import Scorer, format_scores, format_signatures
+from transformer.evaluation.judgements import JudgedText, check_judges, judged, keep_judgements, read_judgements
+from transformer.evaluation.score import Scorer, choose_scorer, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
-from transformer.integrations.judges import JudgedText, check_judges, judge_all, keep_judgements, read_judgements
 from transformer.machine import resolve_threads
 from transformer.records import Judgement, PaperScores, Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.terminal import printable
-from transformer.tools.paper_bleu import choose_scorer
-from transformer.tools.sentences import LineCheck
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ def _evaluate(job: EvaluateJob, world: World) -> Evaluation:
                 lowercase=job.lowercase,
                 paper_bleu=job.paper_bleu,
             )
-        check_judges(job.scorer, have_sources=True)
+        check_judges(job, have_sources=True)
 
     world.from_rank0(prepare_scores)
 
@@ -202,7 +201,7 @@ def _judge(
     It is kept with the run if these are the run's own translations.
     """
     text = JudgedText.of(pairs, hypotheses)
-    new = judge_all(job.scorer, text, seconds=job.scorer_seconds, place=name)
+    new = judged(job, text, place=name)
     if job.test or not (new or run.judge_names(name)) or not run.text(name, HYPOTHESIS).exists():
         return new
 
@@ -236,9 +235,12 @@ def _translate(job: EvaluateJob, run: RunDir, checkpoint: Checkpoint, *, sets: S
 
 def _warn_of_lines(job: EvaluateJob, run: RunDir, translator: Translator, sets: Sets) -> None:
     """Log how many lines have several sentences, and which lack a tag."""
-    line_check = LineCheck(run.path, translator.tokenizers.source)
-    tally = summed(line_check.count([source for source, _ in pairs]) for pairs in sets.values())
-    line_check.warn(tally, "such lines are scored as they come; sets of a sentence a line tell what the model can do")
+    if plugins.has("lines", "check"):
+        line_check = plugins.find("lines", "check")(run.path, translator.tokenizers.source)
+        tally = summed(line_check.count([source for source, _ in pairs]) for pairs in sets.values())
+        line_check.warn(
+            tally, "such lines are scored as they come; sets of a sentence a line tell what the model can do"
+        )
 
     for name in job.test:
         texts = [source for source, _ in sets[name]]

@@ -19,15 +19,13 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from transformer.errors import CheckpointError, InputError, StorageError
+from transformer.errors import InputError
+from transformer.evaluation.judgements import JudgedText
 from transformer.files import open_regular
 from transformer.records import Judgement
-from transformer.run_dir import RunDir
 from transformer.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -42,29 +40,6 @@ _LINE_ENDS = str.maketrans(dict.fromkeys("\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029
 
 class JudgeError(Exception):
     """A judge has failed: in words, for a warning."""
-
-
-@dataclass(frozen=True)
-class JudgedText:
-    """What is judged, segment by segment; without sources where files of translations are scored by themselves."""
-
-    sources: Sequence[str] | None
-    hypotheses: Sequence[str]
-    references: Sequence[str]
-
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[str, str]], hypotheses: Sequence[str]) -> "JudgedText":
-        """Translations of sentences that have references."""
-        return cls([source for source, _ in pairs], hypotheses, [reference for _, reference in pairs])
-
-    def digests(self) -> dict[str, str]:
-        """The SHA-256 of each text."""
-        texts = {"src": self.sources, "hyp": self.hypotheses, "ref": self.references}
-        return {
-            name: sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
-            for name, lines in texts.items()
-            if lines is not None
-        }
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
@@ -264,34 +239,3 @@ def _number(entry: object, place: str) -> float:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-# ---- what a run keeps -----------------------------------------------------------------------------------------------
-
-
-def keep_judgements(run: RunDir, test_set: str, judgements: Mapping[str, Judgement]) -> None:
-    """Keep what judges said of the translations of a test set; where that cannot be written, a warning says so."""
-    for name, judgement in judgements.items():
-        try:
-            run.check_folders()
-            run.write_judgement(test_set, name, judgement)
-        except StorageError as error:
-            log.warning("%s: not kept: %s", name, error)
-
-
-def read_judgements(run: RunDir, test_set: str, text: JudgedText) -> dict[str, Judgement]:
-    """What judges have said of this very text, by their names; what was said of another, or is damaged, does not count.
-
-    Their commands are text from a run directory: they are shown, and nothing else.
-    """
-    judgements = {}
-    digests = text.digests()
-    for name in run.judge_names(test_set):
-        try:
-            judgement = run.read_judgement(test_set, name)
-        except CheckpointError as error:
-            log.warning("%s", error)
-            continue
-        if judgement.sha256 == digests and len(judgement.segments) == len(text.hypotheses):
-            judgements[name] = judgement
-    return judgements

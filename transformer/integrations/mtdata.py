@@ -21,7 +21,6 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -32,36 +31,12 @@ from typing import Any, TypeGuard
 from transformer.config.keys import did_you_mean
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
+from transformer.data.source import CorpusRecord, Download
 from transformer.errors import InputError
 
 PREFIX = "mtdata:"
 
 Send = Callable[[object], None]
-
-
-@dataclass(frozen=True)
-class Download:
-    """A file as it was downloaded. mtdata has no digests to compare this one with."""
-
-    url: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class CorpusRecord:
-    """What mtdata says of a corpus, and what came of it."""
-
-    mtdata: str  # the version
-    citations: dict[str, str]  # BibTeX entries by key
-    licence: str | None  # a name or a URL; None: mtdata does not say
-    downloads: list[Download]
-    left_out: int  # pairs with an empty side
-
-
-def is_corpus(dataset: str) -> bool:
-    """Whether `dataset` is a name of mtdata's, such as `mtdata:Statmt-europarl-10-deu-eng`."""
-    return dataset.startswith(PREFIX)
 
 
 def find_sides(dataset: str, key: str, *, languages: tuple[str, str]) -> tuple[str, str]:

@@ -13,24 +13,18 @@ from importlib.metadata import version
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 
 from transformer.config.languages import language_of
-from transformer.config.settings import BleuTokenizer
 from transformer.errors import InputError
-from transformer.evaluation.score import Scorer, check_language, score
+from transformer.evaluation.score import Scorer
 from transformer.records import PaperScores
 
 _HYPHEN = re.compile(rb"(\S)-(\S)")  # of bytes, as Perl reads its input: a letter of two of them is two
 
 
-def choose_scorer(*, tgt_lang: str, tokenize: BleuTokenizer | None, lowercase: bool, paper_bleu: bool) -> Scorer:
-    """`score` for a language, with the papers' BLEU beside it if `paper_bleu` asks for that.
+def with_paper_bleu(scorer: Scorer, *, tgt_lang: str, lowercase: bool) -> Scorer:
+    """A scorer that gives the papers' BLEU beside what `scorer` gives.
 
-    Raises InputError at once for a language that cannot be scored, or whose tokenizer is not installed.
+    Raises InputError at once for a language that Moses cannot cut, or where that is not installed.
     """
-    check_language(tgt_lang, tokenize=tokenize)
-    scorer = partial(score, tgt_lang=tgt_lang, tokenize=tokenize, lowercase=lowercase)
-    if not paper_bleu:
-        return scorer
-
     language = language_of(tgt_lang, "data.tgt_lang")
     tokenise = _load_moses(language)
     return partial(_score_both, scorer=scorer, language=language, lowercase=lowercase, tokenise=tokenise)

@@ -30,8 +30,8 @@ from transformer.distributed import Vote, collective_errors_named, join_world
 from transformer.errors import InputError, NumericalError
 from transformer.evaluation.sets import write_sets
 from transformer.files import MANIFEST
-from transformer.integrations.trackers.sink import Sink
 from transformer.machine import HeapTrimmer
+from transformer.plugins import Sink
 from transformer.records import Best, CheckpointState, Progress, Results
 from transformer.run_dir import DEV, RunDir, list_steps
 from transformer.tracking import HIDDEN_BY_BAR, ProgressBar, Tracker, progress_bar

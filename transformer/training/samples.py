@@ -1,11 +1,14 @@
 """What is shown beside curves: the first dev sentences with their translations, and at the end the scores."""
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from itertools import islice
+from types import TracebackType
 
-from transformer.integrations.trackers.sink import Sink, open_sinks
+from transformer import plugins
+from transformer.plugins import Sink
 from transformer.records import Results
 from transformer.tracking import HIDDEN_BY_BAR, Tracker, hyper_parameters
 from transformer.training.start import Run
@@ -27,13 +30,68 @@ def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, st
             log.info("  %s", line if len(line) <= LOGGED else f"{line[:LOGGED]}...", extra=HIDDEN_BY_BAR)
 
 
-def open_trackers(run: Run) -> AbstractContextManager[list[Sink]]:
+@contextmanager
+def open_trackers(run: Run) -> Iterator[list[Sink]]:
     """The sinks of `train.trackers` until the end of the context; none but on rank 0."""
-    kinds = run.job.train.trackers
-    if not kinds or not run.world.is_rank0:
-        return nullcontext([])
-    record = run.directory.read_record()
-    return open_sinks(kinds, run.directory.path, run_id=record.id, settings=hyper_parameters(run.job))
+    names = dict.fromkeys(run.job.train.trackers or ()) if run.world.is_rank0 else {}
+    with ExitStack() as opened:
+        sinks: list[Sink] = []
+        for name in names:
+            open_tracker = plugins.find("tracker", name)
+            record = run.directory.read_record()
+            try:
+                context = open_tracker(run.directory.path, run_id=record.id, settings=hyper_parameters(run.job))
+                sinks.append(_Guarded(name, context.__enter__()))
+            except Exception as error:  # whatever another package does: a tracker ends no training
+                log.warning("%s shows nothing of this training: %s", name, _in_a_line(error))
+                continue
+            opened.push(partial(_leave, name, context))
+        yield sinks
+
+
+def _leave(
+    name: str,
+    context: AbstractContextManager[Sink],
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+) -> bool:
+    """End what a tracker shows; its own failure is a line of the log, and an error of the training goes on its way."""
+    try:
+        context.__exit__(kind, error, traceback)
+    except Exception as failure:
+        if failure is not error:
+            log.warning("%s may lack the last values: %s", name, _in_a_line(failure))
+    return False
+
+
+class _Guarded:
+    """A sink whose failure costs a line of the log, and what it would have shown from then on."""
+
+    def __init__(self, name: str, sink: Sink) -> None:
+        self._name = name
+        self._sink: Sink | None = sink
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Show these values of `step`."""
+        self._pass(lambda sink: sink.scalars(step, values))
+
+    def table(self, step: int, name: str, *, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show a table of `step`: text as it is."""
+        self._pass(lambda sink: sink.table(step, name, columns=columns, rows=rows))
+
+    def _pass(self, show: Callable[[Sink], None]) -> None:
+        if self._sink is None:
+            return
+        try:
+            show(self._sink)
+        except Exception as error:  # whatever another package does
+            log.warning("%s shows no more of this training: %s", self._name, _in_a_line(error))
+            self._sink = None
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def show_scores(results: Results, sinks: Sequence[Sink]) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 
+from transformer import plugins
 from transformer.average import first_of_average, warn_of_early_average
 from transformer.checkpoint import Checkpoint, load_checkpoint, newest
 from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import Device, Engine
+from transformer.config.settings import TORCH, Device
 from transformer.cost import count_parameters
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
@@ -30,10 +31,9 @@ from transformer.data.tokenizer import Tokenizers
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.score import check_scores
-from transformer.integrations.engine.make import check_engine
-from transformer.integrations.published.run import located
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import RunDir, list_steps, lock_run
+from transformer.run_names import located
 from transformer.tracking import log_to
 from transformer.training.cuda_graphs import GraphedComputation
 from transformer.training.memory import Trial, can_try
@@ -83,8 +83,9 @@ def open_run(job: TrainJob, world: World, *, like: RunDir | None = None) -> Iter
     """
     # Before any time is spent.
     world.from_rank0(lambda: check_scores(job.data))  # which may fetch what a tokenizer needs
-    if job.search.engine is Engine.ctranslate2:
-        check_engine(job.model, job.search, resolve_device(job.train.device))
+    if job.search.engine != TORCH:
+        backend = plugins.find("search", job.search.engine)
+        backend.check_engine(job.model, job.search, resolve_device(job.train.device))
 
     directory = RunDir(Path(job.run_dir))
     if not world.is_rank0:

@@ -12,8 +12,8 @@ from transformer.config.jobs import OF_TRAINING, TrainJob
 from transformer.config.keys import as_typed
 from transformer.config.settings import ModelConfig, Positions
 from transformer.errors import CheckpointError, InputError
-from transformer.integrations.published.run import located
 from transformer.model.transformer import Transformer, load_parameters
+from transformer.run_names import located
 
 log = logging.getLogger(__name__)
 

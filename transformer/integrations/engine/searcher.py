@@ -17,7 +17,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -76,6 +76,14 @@ class Searcher:
         write(model, vocabularies, folder, quantization=quantization)
         seal(folder)
         return cls(folder, vocabularies, quantization=quantization, device=device, is_temporary=True)
+
+    def describe(self) -> str:
+        """For people and records: CTranslate2 with its version, and the type of the weights."""
+        return f"CTranslate2 {self.version} in {self.quantization.value}"
+
+    def recipe(self) -> "Callable[[Transformer, torch.device], Searcher]":
+        """What pickle keeps: makes it again, from the model."""
+        return partial(_made_again, self.vocabularies, self.quantization)
 
     def hypotheses(
         self,
@@ -275,6 +283,12 @@ class _Asked:
         best = found[0].score(self.penalty)
         lengths = range(last.length + 1, max_length + 1)
         return any(last.log_prob - loss * (length - last.length) > best * self.penalty(length) for length in lengths)
+
+
+def _made_again(
+    vocabularies: Vocabularies, quantization: Quantization, model: Transformer, device: torch.device
+) -> Searcher:
+    return Searcher.of(model, vocabularies, quantization=quantization, device=device)
 
 
 def n_finished(beam_size: int) -> int:

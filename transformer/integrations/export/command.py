@@ -23,7 +23,7 @@ import torch
 
 from transformer.checkpoint import find_checkpoint
 from transformer.config.primitives import to_json
-from transformer.config.settings import DataConfig, Device, Engine, ModelConfig, Precision, Quantization
+from transformer.config.settings import TORCH, DataConfig, Device, ModelConfig, Precision, Quantization
 from transformer.data.corpus import read_lines, read_pairs
 from transformer.decoding.loading import build_translator
 from transformer.errors import InputError
@@ -102,7 +102,7 @@ def export(job: ExportJob) -> Exported:
     translator = build_translator(
         run.path,
         checkpoint,
-        search=replace(export_format.search or job.search, engine=Engine.torch),
+        search=replace(export_format.search or job.search, engine=TORCH),
         device=Device.cpu,
         precision=Precision.fp32,
     )

@@ -23,9 +23,9 @@ from transformer.data.hub import push_folder
 from transformer.data.report import read_report
 from transformer.data.tokenizer import read_models
 from transformer.errors import CheckpointError, InputError
+from transformer.evaluation.judgements import JudgedText, read_judgements
 from transformer.evaluation.sets import check_kept, read_set, read_sets, read_translations
 from transformer.files import list_names, make_directories, storage_error, write_file, write_json
-from transformer.integrations.judges import JudgedText, read_judgements
 from transformer.integrations.published.hub_run import CARD, RUN_FILE, check_sealed, seal
 from transformer.integrations.push.card import Subject, format_card
 from transformer.integrations.push.job import LICENCES, PushJob

@@ -17,11 +17,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from transformer.config.settings import TrackerKind
 from transformer.errors import PeerError
 from transformer.terminal import printable
 
@@ -38,9 +38,9 @@ Setting: TypeAlias = str | float
 class Sink:
     """One tracker, in another process. No method raises, or waits, but for `close`."""
 
-    def __init__(self, kind: TrackerKind, folder: Path, *, run_id: str, settings: Mapping[str, Setting]) -> None:
+    def __init__(self, name: str, folder: Path, *, run_id: str, settings: Mapping[str, Setting]) -> None:
         """Begin the run of this id, or go on with it."""
-        self._tracker = kind.value
+        self._tracker = name
         self._waiting = bytearray()
         self._has_left_out = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,10 +65,10 @@ class Sink:
             os.set_blocking(_pipe(stream).fileno(), False)
 
         folder = folder.absolute()
-        name = f"{_as_name(folder.name)}-{run_id[:8]}"
+        title = f"{_as_name(folder.name)}-{run_id[:8]}"
         project = _as_name(folder.parent.name)
-        self._send({"project": project, "name": name, "id": run_id, "settings": settings, "folder": str(folder)})
-        log.info("%s shows this training as %s, in the project %s", self._tracker, name, project)
+        self._send({"project": project, "name": title, "id": run_id, "settings": settings, "folder": str(folder)})
+        log.info("%s shows this training as %s, in the project %s", self._tracker, title, project)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Show these values of `step`."""
@@ -155,21 +155,22 @@ class Sink:
 
 
 @contextmanager
-def open_sinks(
-    kinds: Sequence[TrackerKind], folder: Path, *, run_id: str, settings: Mapping[str, Setting]
-) -> Iterator[list[Sink]]:
-    """A sink for each kind, once; they are closed at the end of the context, after an error in less time."""
-    sinks = [Sink(kind, folder, run_id=run_id, settings=settings) for kind in dict.fromkeys(kinds)]
+def open_sink(name: str, folder: Path, *, run_id: str, settings: Mapping[str, Setting]) -> Iterator[Sink]:
+    """The sink of a tracker, closed at the end of the context: after an error it has less time."""
+    sink = Sink(name, folder, run_id=run_id, settings=settings)
     seconds = AFTER_ERROR
     try:
-        yield sinks
+        yield sink
         seconds = AT_END
     except PeerError:
         seconds = AFTER_LOSS
         raise
     finally:
-        for sink in sinks:
-            sink.close(seconds)
+        sink.close(seconds)
+
+
+open_trackio = partial(open_sink, "trackio")
+open_wandb = partial(open_sink, "wandb")
 
 
 def _is_installed(package: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from transformer.config.settings import Engine
+from transformer.config.settings import TORCH
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
@@ -58,7 +58,7 @@ def attention(job: AttentionJob) -> str:
     translator = load_translator(
         run.path,
         checkpoint=job.checkpoint,
-        search=replace(job.search, engine=Engine.torch),  # whose attention is shown
+        search=replace(job.search, engine=TORCH),  # whose attention is shown
         device=job.device,
         precision=job.precision,
     )

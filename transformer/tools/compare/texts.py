@@ -9,12 +9,12 @@ from transformer.config.settings import TAG, BleuTokenizer
 from transformer.data.corpus import Pair, is_blank
 from transformer.errors import InputError
 from transformer.evaluation.files import read_parallel
+from transformer.evaluation.judgements import JudgedText, read_judgements
 from transformer.evaluation.score import check_plain_text
 from transformer.evaluation.sets import check_kept, read_set, read_translations
-from transformer.integrations.judges import JudgedText, read_judgements
-from transformer.integrations.published.run import run_path
 from transformer.records import Results
 from transformer.run_dir import HYPOTHESIS, RunDir
+from transformer.run_names import run_path
 from transformer.tools.compare.job import CompareJob
 
 

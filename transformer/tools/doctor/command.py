@@ -20,7 +20,7 @@ from transformer.data.prepare import prepare
 from transformer.data.source import resolve_source
 from transformer.data.training_text import configured_sets, is_training_set, store_dir_of
 from transformer.errors import CheckpointError, FindingsError, InputError
-from transformer.integrations.published.run import located
+from transformer.run_names import located
 from transformer.tools.doctor.alignment import check_alignment
 from transformer.tools.doctor.findings import Check, Level, failed
 from transformer.tools.doctor.job import DoctorJob

@@ -49,6 +49,17 @@ def table(job: TableJob) -> tuple[str, list[Exception]]:
     return text, errors
 
 
+def text_of(made: tuple[str, list[Exception]]) -> str:
+    """The table, for people: it shows what did work."""
+    return made[0]
+
+
+def require_rows(made: tuple[str, list[Exception]]) -> None:
+    """Raise the first error of a row that failed, if any did."""
+    for error in made[1]:
+        raise error
+
+
 def rows_of(job: TableJob) -> Rows:
     """The rows that are to be trained. Raises InputError for an unknown or a bad row, or a file that cannot be read."""
     if job.table == SCORES:

@@ -29,11 +29,11 @@ from transformer.data.loader import Position, Step, load_steps
 from transformer.data.prepare import prepare
 from transformer.distributed import World
 from transformer.errors import CheckpointError, InputError
-from transformer.integrations.published.run import located
 from transformer.layout import Packed
 from transformer.machine import most_threads
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.run_dir import RunDir, list_steps
+from transformer.run_names import located
 from transformer.tools.replay.job import ReplayJob
 from transformer.training.optimizer import rate_of
 from transformer.training.process import process_settings_restored

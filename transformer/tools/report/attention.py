@@ -6,7 +6,7 @@
 import logging
 from collections.abc import Sequence
 
-from transformer.config.settings import Engine, Precision, SearchOverride
+from transformer.config.settings import TORCH, Precision, SearchOverride
 from transformer.data.corpus import Pair, is_blank
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
@@ -48,7 +48,7 @@ def _explorers(run: RunReading, job: ReportJob, *, is_alone: bool) -> list[dict[
         translator = load_translator(
             run.directory.path,
             checkpoint="auto",
-            search=SearchOverride(engine=Engine.torch),
+            search=SearchOverride(engine=TORCH),
             device=job.device,
             precision=Precision.auto,
         )

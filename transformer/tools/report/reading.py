@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from transformer.data.report import DataReport, read_report
 from transformer.errors import InputError, TransformerError
-from transformer.integrations.published.run import run_path
 from transformer.records import Results, RunRecord, Validation
 from transformer.run_dir import RunDir
+from transformer.run_names import run_path
 from transformer.tools.metrics import Curve, read_curves
 
 log = logging.getLogger(__name__)

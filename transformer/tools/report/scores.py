@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformer.config.settings import Engine, Precision, SearchOverride
+from transformer.config.settings import TORCH, Precision, SearchOverride
 from transformer.decoding.loading import load_translator
 from transformer.errors import InputError, TransformerError
 from transformer.evaluation.sets import read_set
@@ -159,7 +159,7 @@ def _dev_bleu(run: RunReading, job: ReportJob, *, checkpoint: str, dev: Sequence
     translator = load_translator(
         run.directory.path,
         checkpoint=checkpoint,
-        search=SearchOverride(beam_size=1, engine=Engine.torch),
+        search=SearchOverride(beam_size=1, engine=TORCH),
         device=job.device,
         precision=Precision.auto,
     )

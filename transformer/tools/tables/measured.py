@@ -9,8 +9,8 @@ from transformer.config.settings import Metric
 from transformer.cost import step_flops
 from transformer.data.report import read_report
 from transformer.data.tokenizer import Tokenizers
+from transformer.evaluation.judgements import JudgedText, read_judgements
 from transformer.evaluation.sets import read_set, read_translations
-from transformer.integrations.judges import JudgedText, read_judgements
 from transformer.loss import perplexity
 from transformer.records import Results
 from transformer.run_dir import DEV, RunDir

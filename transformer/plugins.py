@@ -1,0 +1,388 @@
+"""What may be added to the core: a protocol for each kind of thing, and one table of names.
+
+    find("tracker", "wandb")  ->  OWN["tracker"]["wandb"]  ->  the module is imported, and its object returned
+
+`tools/` and `integrations/` are plug-ins of the package's own. Another installed package adds its by entry points of
+the group `transformer.plugins`, which are named as the rows here are: `format.csv`, `score.length_ratio`. They are read
+for a name that is not the package's own, and used where the command line names them: what a run, a checkpoint or a
+model says never has code of another package executed. docs/plugins.md shows a package of one file.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import Distribution, EntryPoint, distributions
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload
+
+from transformer.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from transformer.checkpoint import Checkpoint
+    from transformer.config.jobs import TrainJob, TranslateJob
+    from transformer.config.settings import Detector, ModelConfig, Quantization, SearchConfig
+    from transformer.data.corpus import Pair
+    from transformer.data.source import CorpusRecord
+    from transformer.data.tokenizer import Tokenizer
+    from transformer.decoding.output import Translation
+    from transformer.decoding.search import Hypothesis
+    from transformer.decoding.stream import Output, Tally
+    from transformer.decoding.translator import Translator
+    from transformer.evaluation.judgements import JudgedText
+    from transformer.evaluation.score import Scorer
+    from transformer.model.transformer import Transformer
+    from transformer.records import Judgement
+    from transformer.run_dir import RunDir
+
+GROUP = "transformer.plugins"  # of entry points
+
+Kind: TypeAlias = Literal[
+    "format", "corpora", "screen", "search", "tracker", "models", "judges", "score", "lines", "command"
+]
+
+_INTEGRATIONS = "transformer.integrations"
+_TOOLS = "transformer.tools"
+
+# By kind and name: a module, or `module:object`. The commands of `tools/` and `integrations/` are in `cli.commands`.
+OWN: Mapping[str, Mapping[str, str]] = {
+    "format": {"tmx": f"{_INTEGRATIONS}.tmx:read_tmx"},
+    "corpora": {"mtdata": f"{_INTEGRATIONS}.mtdata"},
+    "screen": {"doctor": f"{_TOOLS}.detectors.cleaning"},
+    "search": {"ctranslate2": f"{_INTEGRATIONS}.engine.make"},
+    "tracker": {name: f"{_INTEGRATIONS}.trackers.sink:open_{name}" for name in ("trackio", "wandb")},
+    "models": {name: f"{_INTEGRATIONS}.published.run" for name in ("hf", "folder")},
+    "judges": {"command": f"{_INTEGRATIONS}.judges"},
+    "score": {"paper_bleu": f"{_TOOLS}.paper_bleu:with_paper_bleu"},
+    "lines": {
+        "check": f"{_TOOLS}.sentences:LineCheck",
+        "split": f"{_TOOLS}.sentences:Sentences.of",
+        "keep": f"{_TOOLS}.synthetic:Pairs.of",
+    },
+    "command": {},
+}
+
+
+# ---- what is asked of each kind -------------------------------------------------------------------------------------
+
+
+class Format(Protocol):
+    """format: a kind of table, by the ending of its files."""
+
+    def __call__(self, path: Path, columns: tuple[str, str], left_out: Counter[str]) -> "Iterator[Pair]":
+        """The pairs of a file; `left_out` counts what else it has, by kind. Raises InputError."""
+        ...
+
+
+class Corpora(Protocol):
+    """corpora: a catalogue of parallel text; `data.train.dataset=NAME:...` names a corpus of it."""
+
+    def find_sides(self, dataset: str, key: str, *, languages: tuple[str, str]) -> tuple[str, str]:
+        """The names of the two sides, that of the run's sources first. Raises InputError."""
+        ...
+
+    def read_corpus(
+        self, dataset: str, setting: str, *, sides: tuple[str, str], folder: Path, write: Callable[[str, str], None]
+    ) -> "CorpusRecord":
+        """Fetch a corpus into `folder` for the time being, and `write` its pairs. Raises InputError and OSError."""
+        ...
+
+
+class Screen(Protocol):
+    """screen: finds pairs that no training should see."""
+
+    VERSION: int  # of the verdicts: a prepared corpus depends on it
+
+    def find_faults(
+        self,
+        read: "Callable[[], Iterable[Pair]]",
+        detectors: "Sequence[Detector]",
+        languages: tuple[str, str],
+    ) -> "Iterator[Detector | None]":
+        """For each pair the first detector that finds a fault in it; `read` gives the pairs anew each time."""
+        ...
+
+
+class Searcher(Protocol):
+    """What searches for translations in place of torch, with a copy of a model."""
+
+    quantization: "Quantization"  # of the copy's weights
+
+    def describe(self) -> str:
+        """For people and records: its name, version and type."""
+        ...
+
+    def recipe(self) -> "Callable[[Transformer, torch.device], Searcher]":
+        """What pickle keeps of it: makes it again, from the model."""
+        ...
+
+    def hypotheses(
+        self,
+        sources: Sequence[list[int]],
+        batches: Sequence[list[int]],
+        *,
+        beam_size: int,
+        n_best: int,
+        max_lengths: Sequence[int],
+        penalty: Callable[[int], float],
+        prefixes: Sequence[list[int]] | None,
+        check: Callable[[], None],
+    ) -> "list[list[Hypothesis] | None]":
+        """The `n_best` best hypotheses of each source, as `beam_search` orders them; None leaves a source to torch."""
+        ...
+
+
+class SearchBackend(Protocol):
+    """search: makes the searcher of a run's checkpoint; `search.engine=NAME` chooses it."""
+
+    def check_engine(self, config: "ModelConfig", search: "SearchConfig", device: "torch.device") -> object:
+        """Raise InputError, with the key, where it has no such model, or cannot work on this machine."""
+        ...
+
+    def with_engine(self, translator: "Translator", run: "RunDir", checkpoint: "Checkpoint") -> "Translator":
+        """The translator with a searcher. Raises InputError and StorageError."""
+        ...
+
+
+class Sink(Protocol):
+    """A tracker that shows one training. No method raises, or waits."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Show these values of `step`."""
+        ...
+
+    def table(self, step: int, name: str, *, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show a table of `step`: text as it is."""
+        ...
+
+
+class TrackerFactory(Protocol):
+    """tracker: shows trainings; `train.trackers=[NAME]` chooses it."""
+
+    def __call__(
+        self, folder: Path, *, run_id: str, settings: Mapping[str, str | float]
+    ) -> "AbstractContextManager[Sink]":
+        """Begin to show the run of this id, or go on with it, until the end of the context."""
+        ...
+
+
+class ModelSource(Protocol):
+    """models: where models are from that are no run of this machine; `NAME:...` names one, as `hf:OWNER/NAME` does.
+
+    `folder` takes a folder that is no run.
+    """
+
+    def run_path(self, source: str, key: str) -> Path:
+        """The run directory made of what the setting `key` names, on this machine. Raises InputError."""
+        ...
+
+    def pinned(self, source: str, key: str) -> str:
+        """The same name, with the revision that it has now."""
+        ...
+
+    def located(self, job: "TrainJob") -> "TrainJob":
+        """The job with `init_from` as a run directory. Raises InputError and StorageError."""
+        ...
+
+
+class Judges(Protocol):
+    """judges: other people's metrics, which read files and write scores; `scorer.NAME=COMMAND` names one."""
+
+    def check_judges(self, commands: Mapping[str, str], *, have_sources: bool) -> None:
+        """Raise InputError for commands that cannot be asked."""
+        ...
+
+    def judge_all(
+        self, commands: Mapping[str, str], text: "JudgedText", *, seconds: float, place: str
+    ) -> "dict[str, Judgement]":
+        """What each judge says of the text; one that fails is a warning, which names the `place` of the text."""
+        ...
+
+
+class LineChecker(Protocol):
+    """Counts the lines that are unlike the sources of a training, so that it can be said at the end."""
+
+    def count(self, texts: Sequence[str]) -> "Tally":
+        """What there is of these lines."""
+        ...
+
+    def warn(self, tally: "Tally", remedy: str) -> None:
+        """Log how many of the lines the model was hardly trained for, if any, and what to do about it."""
+        ...
+
+
+class Splitter(Protocol):
+    """Cuts lines into sentences, and puts what comes of these into lines again."""
+
+    def split(self, lines: Iterable[str]) -> list[list[str]]:
+        """The sentences of each line, at least one."""
+        ...
+
+    def join(self, translations: Iterable[str], counts: Iterable[int]) -> list[str]:
+        """A line of as many translations as each of these counts says."""
+        ...
+
+
+class PairFilter(Protocol):
+    """Makes pairs to train on of text and its translations."""
+
+    def draft(self, sources: Sequence[str], translations: "Sequence[Translation]") -> "Output":
+        """A row for each translation that is sound by itself."""
+        ...
+
+    def finish(self, read: "Callable[[], Iterator[str]]") -> "Iterator[Output]":
+        """The lines to write; `read` gives the drafts of all blocks, anew each time."""
+        ...
+
+    def report(self, tally: "Tally") -> None:
+        """Log what was kept, and why the others were dropped."""
+        ...
+
+
+Reference: TypeAlias = str | Callable[..., Any]  # `module:object`, or the object itself
+
+
+@dataclass(frozen=True)
+class Command:
+    """command: `transformer NAME key=value ...`. What is given as `module:object` is imported when it is used."""
+
+    takes: str | type  # the dataclass of its keys
+    run: Reference  # the job -> what was found
+    help: str  # one line
+    examples: tuple[str, ...]
+    show: Reference | None = None  # what was found -> text for standard output; None: `run` has written
+    check: Reference | None = None  # raises for what was found, once it is shown
+    goes_on: bool = False  # whether the same command, given again, goes on where it stopped
+
+    @property
+    def job(self) -> Any:
+        """The dataclass of its keys."""
+        return load(self.takes)
+
+
+# ---- finding them ---------------------------------------------------------------------------------------------------
+
+
+@overload
+def find(kind: Literal["format"], name: str) -> Format: ...
+@overload
+def find(kind: Literal["corpora"], name: str) -> Corpora: ...
+@overload
+def find(kind: Literal["screen"], name: str) -> Screen: ...
+@overload
+def find(kind: Literal["search"], name: str) -> SearchBackend: ...
+@overload
+def find(kind: Literal["tracker"], name: str) -> TrackerFactory: ...
+@overload
+def find(kind: Literal["models"], name: str) -> ModelSource: ...
+@overload
+def find(kind: Literal["judges"], name: str) -> Judges: ...
+@overload
+def find(kind: Literal["score"], name: str) -> "Callable[..., Scorer]": ...
+@overload
+def find(kind: Literal["lines"], name: Literal["check"]) -> "Callable[[Path, Tokenizer], LineChecker]": ...
+@overload
+def find(kind: Literal["lines"], name: Literal["split"]) -> Callable[[Path], Splitter]: ...
+@overload
+def find(kind: Literal["lines"], name: Literal["keep"]) -> "Callable[[TranslateJob], PairFilter | None]": ...
+@overload
+def find(kind: Literal["command"], name: str) -> Command: ...
+def find(kind: Kind, name: str) -> Any:
+    """The plug-in of a kind. Raises InputError, with what is to be installed or named, where it cannot be had."""
+    if name in OWN[kind]:
+        return load(OWN[kind][name])
+
+    entry = _installed().get(f"{kind}.{name}")
+    if entry is None:
+        raise InputError(f"no {kind} is called {name!r:.80}: install the package that has it")
+    if name not in _allowed:
+        raise InputError(
+            f"the {kind} {name} is of the package {_package_of(entry)}, and not asked for here: name it on the command "
+            f"line, or call transformer.plugins.allow({name!r})"
+        )
+    try:
+        return entry.load()
+    except Exception as error:  # of another package, whatever it be
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"the {kind} {name} cannot be imported ({type(error).__name__}: {reason}): "
+            f"pip install --upgrade {_package_of(entry)}"
+        ) from error
+
+
+def is_known(kind: Kind, name: str) -> bool:
+    """Whether there is a plug-in of this name; it is not imported."""
+    return name in OWN[kind] or f"{kind}.{name}" in _installed()
+
+
+def check_known(kind: Kind, key: str, name: str, *, core: Collection[str] = ()) -> None:
+    """Raise ValueError, with the setting `key`, unless the core or a plug-in has this name."""
+    if name in core or is_known(kind, name):
+        return
+    raise ValueError(
+        f"{key}={name!s:.80} is not one of {', '.join([*core, *OWN[kind]])}, nor of an installed plug-in: choose one"
+    )
+
+
+def has(kind: Kind, name: str) -> bool:
+    """Whether a plug-in of the package's own is installed: without `tools/` and `integrations/`, the core has none."""
+    module = OWN[kind][name].partition(":")[0]
+    return Path(__file__).parent.joinpath(*module.split(".")[1:2]).is_dir()
+
+
+def is_elsewhere(name: str) -> bool:
+    """Whether the name of a run begins with a source of models, as `hf:OWNER/NAME` does."""
+    source, colon, _ = name.partition(":")
+    return bool(colon) and source != "folder" and is_known("models", source)
+
+
+def load(target: Reference | type) -> Any:
+    """What `module:object`, or a module, names. Raises InputError where the package was installed without it."""
+    if not isinstance(target, str):
+        return target
+    name, _, path = target.partition(":")
+    try:
+        found: Any = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+        raise InputError(f"{name} is not part of this installation: pip install transformer-mt") from error
+    for attribute in filter(None, path.split(".")):
+        found = getattr(found, attribute)
+    return found
+
+
+# ---- those of other packages ----------------------------------------------------------------------------------------
+
+_allowed: set[str] = set()
+
+
+def allow(*texts: str) -> None:
+    """Let plug-ins of other packages be used whose names are words of these texts, such as a command line."""
+    _allowed.update(word for text in texts for word in re.findall(r"[\w+-]+", text))
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    """The plug-ins of other packages, by kind and name; none of the current directory."""
+    here = Path.cwd()
+    return {
+        entry.name: entry
+        for distribution in distributions()
+        if not _lies_in(distribution, here)
+        for entry in distribution.entry_points
+        if entry.group == GROUP
+    }
+
+
+def _lies_in(distribution: Distribution, folder: Path) -> bool:
+    return Path(str(distribution.locate_file(""))).resolve() == folder.resolve()
+
+
+def _package_of(entry: EntryPoint) -> str:
+    return "?" if entry.dist is None else entry.dist.name
