@@ -19,7 +19,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
@@ -187,10 +187,14 @@ def storage_error(path: Path, needed: int | None = None, *, error: OSError) -> S
 # ---- directories that are built once --------------------------------------------------------------------------------
 
 
-def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[[Path], bool]) -> None:
+def build_once(
+    path: Path, fill: Callable[[Path], None], *, is_usable: Callable[[Path], bool], marks: Collection[str]
+) -> None:
     """Have `fill` make the directory `path`, unless it is usable or another process makes it so in the meantime.
 
-    It is filled under a temporary name and renamed, so that whatever has the name is complete. OSError passes through.
+    It is filled under a temporary name and renamed, so that whatever has the name is complete. What is there and not
+    usable makes way if it has a file of `marks`, names which only such a directory has; anything else stays, and
+    FileExistsError is raised. OSError passes through.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{UNFINISHED}{path.name}")
@@ -198,6 +202,7 @@ def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[
     with _wait_for_lock(path.with_name(f"{path.name}.lock")):
         if is_usable(path):
             return
+        _check_replaceable(path, marks)
 
         # Clear what builders that were killed have left.
         _clear_dead_builds(path.parent)
@@ -206,11 +211,30 @@ def build_once(path: Path, fill: Callable[[Path], None], *, is_usable: Callable[
         temporary.mkdir()
         try:
             fill(temporary)
+            _check_replaceable(path, marks)  # filling may have taken hours
             remove(path)  # what is there is damaged, or it would have been usable
             temporary.rename(path)
             sync(path.parent)
         finally:
             remove(temporary)
+
+
+def _check_replaceable(path: Path, marks: Collection[str]) -> None:
+    """Raise FileExistsError where something is at `path` that is not a directory with one of the marks.
+
+    An empty directory or file, a link and a pipe hold nothing that could be lost.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(status.st_mode):
+        names = list_names(path)
+        is_replaceable = not names or any(mark in names for mark in marks)
+    else:
+        is_replaceable = not stat.S_ISREG(status.st_mode) or status.st_size == 0
+    if not is_replaceable:
+        raise FileExistsError(errno.EEXIST, "what is there was not made by this program: move it away")
 
 
 def _clear_dead_builds(folder: Path) -> None:

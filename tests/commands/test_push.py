@@ -405,8 +405,76 @@ def test_run_dir_on_the_hub_that_is_no_run_is_refused(trained: Path, hub: ModelH
     }.items():
         with pytest.raises(InputError, match=f"run_dir={re.escape(source)}: {what}"):
             transformer.load(source)
-    with pytest.raises(InputError, match=r"config\.json: model_type='bert': not marian: of published models"):
+    with pytest.raises(InputError, match=r"^hf:theirs/bert: config\.json: model_type='bert': not marian: of published"):
         transformer.load("hf:theirs/bert")
+
+
+FORGED_COMMITS = {
+    "an absolute path": "{victim}",
+    "a relative path": "../../../../../thesis",
+    "an empty name": "",
+    "nothing": None,
+    "a NUL": "a\0b",
+    "a number": 7,
+    "capitals": "A" * 40,
+    "a line more": "0" * 40 + "\n",
+}
+
+
+@pytest.mark.parametrize("case", FORGED_COMMITS)
+def test_run_dir_on_the_hub_has_a_commit_and_no_path(case: str, trained: Path, hub: ModelHub, tmp_path: Path) -> None:
+    """What a hub says is the commit of a model would be the name of the directory that its copy replaces."""
+    pushed(trained)
+    victim = tmp_path / "thesis"
+    victim.mkdir()
+    (victim / "chapter1.tex").write_text("years of work", encoding="utf-8")
+    sha = FORGED_COMMITS[case]
+    hub.forged = {"sha": sha.format(victim=victim) if isinstance(sha, str) else sha}
+    with pytest.raises(InputError, match=f"run_dir={SOURCE}: the answer is not one of a hub .*as a commit it names"):
+        run_path(SOURCE, "run_dir")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [victim / "chapter1.tex"]
+
+
+def test_run_dir_on_the_hub_removes_no_folder_that_is_not_a_copy(trained: Path, hub: ModelHub, tmp_path: Path) -> None:
+    revision = pushed(trained).revision
+    path = run_path(SOURCE, "run_dir")
+    shutil.rmtree(path)
+    path.mkdir()
+    (path / "chapter1.tex").write_text("years of work", encoding="utf-8")
+    with pytest.raises(StorageError, match=f"{revision}: cannot be written: .* not made by this program: move it away"):
+        run_path(SOURCE, "run_dir")
+    assert (path / "chapter1.tex").read_text(encoding="utf-8") == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        ([1, 2], "TypeError"),
+        ({"id": 1, "siblings": 3}, "TypeError"),
+        ({"siblings": [{"rfilename": ["a"]}]}, r"ValueError: as a file it names \['a'\]"),
+        ({"siblings": [{"name": "a"}]}, "KeyError: 'rfilename'"),
+    ],
+)
+def test_run_dir_on_the_hub_says_that_an_answer_is_none(
+    answer: dict[str, Any] | list[Any], what: str, trained: Path, hub: ModelHub
+) -> None:
+    pushed(trained)
+    hub.forged = answer
+    with pytest.raises(InputError, match=rf"run_dir={SOURCE}: the answer is not one of a hub \({what}.*HF_ENDPOINT"):
+        run_path(SOURCE, "run_dir")
+
+
+@pytest.mark.parametrize("etag", ["/../../../../../thesis/chapter2", "../../../../../../thesis/chapter2", "x/../y"])
+def test_run_dir_on_the_hub_writes_nothing_where_an_etag_leads(
+    etag: str, trained: Path, hub: ModelHub, tmp_path: Path
+) -> None:
+    pushed(trained)
+    (tmp_path / "thesis").mkdir()
+    hub.etag = etag
+    with pytest.raises(TransformerError, match=f"{SOURCE}: .* cannot be fetched"):
+        run_path(SOURCE, "run_dir")
+    assert list((tmp_path / "thesis").iterdir()) == []
+    assert not list(tmp_path.rglob("chapter2*"))
 
 
 def test_run_dir_on_the_hub_is_seen_by_who_may(trained: Path, hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:

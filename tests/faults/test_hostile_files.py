@@ -541,7 +541,7 @@ def test_build_once_removes_what_dead_builders_of_other_places_left(tmp_path: Pa
     (tmp_path / "dead.lock").touch()
     with (tmp_path / "alive.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        build_once(tmp_path / "new", lambda folder: None, is_usable=lambda path: False)
+        build_once(tmp_path / "new", lambda folder: None, is_usable=lambda path: False, marks=[])
     assert sorted(path.name for path in tmp_path.glob("*") if path.is_dir()) == [".tmp-alive", "new"]
 
 
@@ -563,7 +563,7 @@ def test_build_once_follows_no_link_and_waits_for_no_pipe(tmp_path: Path, place:
         (folder / PLACES[place]).symlink_to(outside / target)
 
     with pytest.raises(StorageError, match=r"new\.lock: .* remove it$") if place == "lock" else nullcontext():
-        build_once(folder / "new", lambda made: (made / "x").touch(), is_usable=lambda path: False)
+        build_once(folder / "new", lambda made: (made / "x").touch(), is_usable=lambda path: False, marks=[])
         assert [path.name for path in (folder / "new").iterdir()] == ["x"]
         assert not (folder / "new").is_symlink()
     assert [path.name for path in outside.iterdir()] == ["file"]

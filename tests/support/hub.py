@@ -109,6 +109,8 @@ class ModelHub(Hub):
         self.large: dict[str, bytes] = {}  # files that were sent apart, by SHA-256
         self.ill = 0  # a status with which everything is answered, such as 503
         self.said: list[str] = []  # what commits are called
+        self.forged: dict[str, Any] | list[Any] | None = None  # in place of what is said of a model, or parts of it
+        self.etag = ""  # in place of a file's own
 
     def put(self, name: str, folder: Path) -> str:
         """Make a public repository of a folder, or a further commit of one."""
@@ -185,10 +187,12 @@ class ModelHandler(HubHandler):
                 if sha not in repository.commits:
                     return self.reply_json({"error": "Invalid rev id"}, 404, "RevisionNotFound")
                 siblings = [{"rfilename": file} for file in repository.commits[sha]]
-                return self.reply_json({"id": name, "sha": sha, "private": repository.private, "siblings": siblings})
+                about = {"id": name, "sha": sha, "private": repository.private, "siblings": siblings}
+                forged = self.server.forged
+                return self.reply_json({**about, **forged} if isinstance(forged, dict) else forged or about)
             case ["resolve", sha, *rest] if "/".join(rest) in repository.commits.get(sha, {}):
                 content = repository.commits[sha]["/".join(rest)]
-                headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": sha}
+                headers = {"ETag": f'"{self.server.etag or hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": sha}
                 return self.reply(200, content, {**headers, "Accept-Ranges": "bytes"})
             case ["preupload", "main"]:
                 asked = [file["path"] for file in json.loads(body)["files"]]

@@ -144,7 +144,7 @@ def test_store_has_its_name_when_all_of_it_is_on_the_disk(tmp_path: Path, monkey
     """Whole, and the manifest behind what it vouches for; a power cut may come at any moment."""
     with monkeypatch.context() as patch:
         events = watch_disk(patch)
-        build_once(tmp_path / "s", write_store, is_usable=lambda _: False)
+        build_once(tmp_path / "s", write_store, is_usable=lambda _: False, marks=[])
     *inside, folder, renamed, outside = events
     sizes = {name: (tmp_path / "s" / name).stat().st_size for name in FILES}
     assert {path.name: size for _, path, size in inside} == sizes

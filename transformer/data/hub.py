@@ -20,6 +20,8 @@ from transformer.files import storage_error
 LIBRARY = "transformer-mt"  # by which the hub knows this package
 TRY_ELSEWHERE = "run this where it can be, or name a folder of this machine"
 
+COMMIT = re.compile(r"[0-9a-f]{40}")  # what a revision of a repository comes to
+
 _NAME = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 _TOKEN = re.compile(r"hf_\w{4,}")
 
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Unreachable(InputError):
-    """The hub does not answer, or not now."""
+    """The hub does not answer, or not now, or what answers in its place is no hub."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def find_model(source: str, key: str) -> HubModel:
     name, revision = name_on_hub(source, key)
     with _errors_named(f"{key}={source}", remedy=TRY_ELSEWHERE):
         found = HfApi().model_info(name, revision=revision, timeout=10)
-    return HubModel(name, str(found.sha), [sibling.rfilename for sibling in found.siblings or []])
+        return HubModel(name, _commit(found.sha), [_text(sibling.rfilename) for sibling in found.siblings or []])
 
 
 def fetch(model: HubModel, names: Sequence[str], folder: Path) -> None:
@@ -97,7 +99,24 @@ def dataset_revision(name: str) -> str:
         "run `transformer prepare` where it can, or name text files, tables, or a directory with the data set's files"
     )
     with _errors_named(name, remedy=remedy):
-        return str(HfApi().dataset_info(name, timeout=10).sha)
+        return _commit(HfApi().dataset_info(name, timeout=10).sha)
+
+
+# ---- what the hub answers: it becomes the name of a directory, and of files ------------------------------------------
+
+
+def _commit(answer: object) -> str:
+    """The commit that the hub names. Raises ValueError for anything else, such as a path."""
+    if not (isinstance(answer, str) and COMMIT.fullmatch(answer)):
+        raise ValueError(f"as a commit it names {answer!r:.80}")
+    return answer
+
+
+def _text(answer: object) -> str:
+    """The name that the hub gives a file, which is compared with those that are asked for. Raises ValueError."""
+    if not isinstance(answer, str):
+        raise ValueError(f"as a file it names {answer!r:.80}")
+    return answer
 
 
 # ---- sending --------------------------------------------------------------------------------------------------------
@@ -230,14 +249,22 @@ def _errors_named(what: str, *, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:  # of whichever HTTP library the hub's client uses
         refusal = _refusal(what, error)
-        if refusal is None:
-            raise Unreachable(f"{what}: the hub cannot be reached ({first_cause(error)}): {remedy}") from error
-        raise refusal from error
+        if refusal is not None:
+            raise refusal from error
+        if isinstance(error, (LookupError, TypeError, AttributeError, ValueError)) and not isinstance(error, OSError):
+            raise Unreachable(
+                f"{what}: the answer is not one of a hub ({type(error).__name__}: {first_cause(error)}): look at "
+                "HF_ENDPOINT, and whether a proxy answers in the hub's place"
+            ) from error
+        raise Unreachable(f"{what}: the hub cannot be reached ({first_cause(error)}): {remedy}") from error
 
 
 def _refusal(what: str, error: Exception) -> InputError | None:
-    """The error for the hub's answer that caused another one; None where it gave no answer."""
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    """The error for the hub's answer, or its client's, that it will not; None where it gave no such answer."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    if isinstance(error, HFValidationError):
+        return InputError(f"{what}: not a name that the hub has ({first_cause(error)})")
 
     answer: BaseException | None = error
     while answer is not None and not isinstance(answer, HfHubHTTPError):

@@ -39,7 +39,7 @@ from transformer.data.corpus import Pair
 from transformer.data.report import FileReport, TokenCounts
 from transformer.data.screening import TextCounts, screen
 from transformer.data.source import Source
-from transformer.data.store import Ids, Store, join_stores, verify_files
+from transformer.data.store import STORE_MARKS, Ids, Store, join_stores, verify_files
 from transformer.data.tokenizer import Tokenizers
 from transformer.data.training_text import (
     Digests,
@@ -198,7 +198,7 @@ def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int) ->
             writer.finish({COUNTS: encode_json(to_json(PartCounts(plan.sha256, pieces)))})
 
     path = folder / str(number)
-    build_once(path, fill, is_usable=lambda path: _open_part(path, plan) is not None)
+    build_once(path, fill, is_usable=lambda path: _open_part(path, plan) is not None, marks=STORE_MARKS)
     return from_json(PartCounts, read_json(path / COUNTS)).pieces
 
 
@@ -277,7 +277,7 @@ def _make_plan(folder: Path, corpus: TrainingText, *, parts: int) -> Plan:
         sync(path)
 
     remove(folder / JOINED)  # of a prepared corpus that has been deleted, or of other text
-    build_once(folder / PLAN, fill, is_usable=is_usable)
+    build_once(folder / PLAN, fill, is_usable=is_usable, marks=[MANIFEST, f"{PLAN}.json"])
     plan = _read_plan(folder)
     _check_parts(plan, parts, folder)
     return plan

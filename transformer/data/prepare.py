@@ -25,7 +25,7 @@ from transformer.data.parts import folder_of, is_begun, join_parts, retire_parts
 from transformer.data.report import DataReport, PairCounts, SetReport
 from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.screening import screen
-from transformer.data.store import Mixture, Store
+from transformer.data.store import STORE_MARKS, Mixture, Store
 from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.data.training_text import (
     TextSet,
@@ -203,6 +203,7 @@ def _open_or_build(path: Path, corpus: TrainingText) -> Built:
                 else build(folder, corpus, screened)
             ),
             is_usable=is_usable,
+            marks=STORE_MARKS,
         )
     except OSError as error:
         reason = error.strerror or error

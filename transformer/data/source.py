@@ -354,6 +354,7 @@ def _copy_once(copies: Path, identity: Sequence[object], key: str, fill: _Fill) 
                 path,
                 lambda folder: _copy(folder, fill),
                 is_usable=lambda path: _read_origin(path) is not None,
+                marks=[ABOUT],
             )
         except OSError as error:
             reason = error.strerror or error

@@ -41,6 +41,7 @@ from transformer.files import (
 STORE_VERSION = 1
 JOINED_VERSION = 2  # of a store that was joined: earlier versions of this package cannot read it
 SIDES = ("source", "target")
+STORE_MARKS = (MANIFEST, "source.offsets", "target.offsets")  # files that tell a store from other directories
 BLOCK = 1 << 20  # pairs
 _NARROW, _WIDE = "<u2", "<i4"
 

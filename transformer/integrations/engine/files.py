@@ -25,6 +25,7 @@ FILES = (
     _ALWAYS | {"shared_vocabulary.json"},
     _ALWAYS | {"source_vocabulary.json", "target_vocabulary.json"},
 )
+MARKS = (MANIFEST, *_ALWAYS)  # files that tell an engine from other directories
 
 
 def seal(folder: Path) -> None:

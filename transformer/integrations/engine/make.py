@@ -30,7 +30,7 @@ from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, TransformerError
 from transformer.files import build_once, open_regular, storage_error
 from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies, supported_types, version, write
-from transformer.integrations.engine.files import is_usable, read_engine, seal
+from transformer.integrations.engine.files import MARKS, is_usable, read_engine, seal
 from transformer.integrations.engine.parity import choose_sentences, compare
 from transformer.integrations.engine.peer import FLOAT32_BOUND
 from transformer.integrations.engine.searcher import Searcher, temporary_folder
@@ -109,7 +109,7 @@ def _searcher_of(
         return Searcher(folder, vocabularies, quantization=quantization, device=translator.device, files=files)
     log.info("%s: making what CTranslate2 searches with, once", folder)
     try:
-        build_once(folder, fill, is_usable=is_usable)
+        build_once(folder, fill, is_usable=is_usable, marks=MARKS)
     except OSError as error:
         log.warning("%s: cannot be written (%s): made in a temporary folder, for this time", folder, error.strerror)
         try:

@@ -62,7 +62,7 @@ def copy_run(model: HubModel, what: str) -> Path:
     if not is_intact(path):
         log.info("fetching %s%s at revision %s, once", ON_HUB, model.name, model.revision)
         try:
-            build_once(path, partial(_fetch, model), is_usable=is_intact)
+            build_once(path, partial(_fetch, model), is_usable=is_intact, marks=[RunDir(path).record.name])
         except OSError as error:
             raise storage_error(path, error=error) from error
     return path

@@ -29,7 +29,7 @@ from transformer.config.jobs import ON_HUB, TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, FilterConfig, LayoutKind, Precision, TokenizerConfig
-from transformer.data.hub import HubModel, Unreachable, copies_of, fetch, find_model, is_on_hub, name_on_hub
+from transformer.data.hub import COMMIT, HubModel, Unreachable, copies_of, fetch, find_model, is_on_hub, name_on_hub
 from transformer.data.training_text import store_dir_of
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.files import MANIFEST, build_once, digest_file, list_names, open_regular, storage_error, write_file
@@ -49,7 +49,6 @@ from transformer.vocabulary import own_source_size, target_size
 
 LARGEST_CARD = 1 << 18  # bytes of it that run.json keeps
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LICENCE = re.compile(r"\A---\n(?:(?!---).*\n)*?license:[ \t]*([\w.+-]+)")  # in the front matter of a card
 
 log = logging.getLogger(__name__)
@@ -101,10 +100,20 @@ def _fetched(model: HubModel, source: str, key: str) -> Iterator[_Place]:
     if is_run(model):
         yield _Place(copy_run(model, f"{key}={source}"), source, model.revision)
         return
-    with tempfile.TemporaryDirectory(prefix="transformer-hub-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="transformer-hub-") as temporary, _named_for(source, Path(temporary)):
         log.info("fetching %s at revision %s", source, model.revision)
         fetch(model, _files_of_marian(model.files), Path(temporary))
         yield _Place(Path(temporary), source, model.revision)
+
+
+@contextmanager
+def _named_for(source: str, folder: Path) -> Iterator[None]:
+    """Have errors about the files in a folder that will be gone name where those are from."""
+    try:
+        yield
+    except (CheckpointError, InputError) as error:
+        error.args = (str(error).replace(f"{folder}/", f"{source}: ").replace(str(folder), source),)
+        raise
 
 
 def _files_of_marian(names: Sequence[str]) -> list[str]:
@@ -123,7 +132,7 @@ def _write(place: _Place, run_dir: Path, *, src_lang: str | None, tgt_lang: str 
     elif place.revision is None:
         raise InputError(f"{place.source}: a run directory, which every command takes as it is")
     try:
-        build_once(run_dir, fill, is_usable=_is_usable)
+        build_once(run_dir, fill, is_usable=_is_usable, marks=[RunDir(run_dir).record.name])
     except OSError as error:
         raise storage_error(run_dir, error=error) from error
     log.info("%s: imported from %s", run_dir, imported.describe())
@@ -262,7 +271,7 @@ def run_path(source: str, key: str) -> Path:
         return Path(source)
     name, revision = name_on_hub(source, key)
     copies = copies_of(name)
-    is_commit = revision is not None and _COMMIT.fullmatch(revision)
+    is_commit = revision is not None and COMMIT.fullmatch(revision)
     if is_commit and _is_here(copies / str(revision)):
         return copies / str(revision)
 
@@ -272,7 +281,7 @@ def run_path(source: str, key: str) -> Path:
     except Unreachable as error:
         with suppress(OSError, UnicodeDecodeError):
             commit = last_time.read_text(encoding="utf-8")
-            if _COMMIT.fullmatch(commit) and _is_here(copies / commit):
+            if COMMIT.fullmatch(commit) and _is_here(copies / commit):
                 log.warning("%s; what it had the last time is used, revision %s", error, commit)
                 return copies / commit
         raise
