@@ -1,6 +1,7 @@
 """A run is pushed to the hub, fetched from there, and used by every command that reads one."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -287,6 +288,55 @@ def test_push_refuses_a_document_that_names_a_folder_of_its_owner(
     with pytest.raises(InputError, match=r"README.md: names a folder under /home/anna"):
         pushed(mine)
     assert hub.asked == []
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
+SENT = ["metrics.jsonl", "hypotheses/dev.src", "hypotheses/dev.ref", "hypotheses/test.src", "hypotheses/test.hyp"]
+SENT += ["data.json", "results.json", "run.json", "tokenizer.model", "hypotheses"]
+
+
+@pytest.mark.parametrize("name", SENT)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_push_follows_no_link_and_waits_for_no_pipe(kind: str, name: str, trained: Path, tmp_path: Path) -> None:
+    """A run that came as an archive may have links to whatever its new owner has."""
+    secret = tmp_path / "id_rsa"
+    secret.write_text(KEY, encoding="utf-8")
+    mine = shutil.copytree(trained, tmp_path / "mine")
+    path = mine / name
+    if path.is_dir():
+        path.rename(tmp_path / "elsewhere")
+        secret = tmp_path / "elsewhere"
+    else:
+        path.unlink()
+    if kind == "link":
+        path.symlink_to(secret)
+    else:
+        os.mkfifo(path)
+    with pytest.raises(TransformerError, match=re.escape(str(path))) as refused:
+        pushed(mine, dry_run=True, output=str(tmp_path / "sent"))
+    assert "\n" not in str(refused.value)
+    assert not any(KEY in file.read_text(errors="replace") for file in (tmp_path / "sent").rglob("*") if file.is_file())
+
+
+def test_push_sends_of_metrics_what_it_understands(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = shutil.copytree(trained, tmp_path / "mine")
+    whole = (mine / "metrics.jsonl").read_text(encoding="utf-8")
+    forged = '{"step": 3, "time": "noon", "train/loss": 1.5, "note": 1, "train/text": "secret", "my password": 2}\n'
+    (mine / "metrics.jsonl").write_text(KEY + whole + forged + "[1]", encoding="utf-8")
+    pushed(mine, dry_run=True, output=str(tmp_path / "sent"))
+    sent = (tmp_path / "sent" / "metrics.jsonl").read_text(encoding="utf-8")
+    assert sent == whole + '{"step": 3, "train/loss": 1.5}\n'
+    assert "metrics.jsonl: 2 lines are no measurements, and stay here" in caplog.text
+
+
+def test_push_refuses_what_is_not_called_like_a_set(trained: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(trained, tmp_path / "mine")
+    for suffix in ("src", "ref"):
+        (mine / "hypotheses" / f"id rsa.{suffix}").write_text(KEY, encoding="utf-8")
+    with pytest.raises(InputError, match=r"mine/hypotheses/id rsa\.src: not the name of a set: take it out of the run"):
+        pushed(mine, dry_run=True)
 
 
 # ---- what is fetched ------------------------------------------------------------------------------------------------

@@ -200,7 +200,8 @@ def _copy_run(source: Path, folder: Path, *, imported: Imported) -> None:
         name = str(path.relative_to(source))
         if path.is_file() and RUN_FILE.fullmatch(name) and name != MANIFEST:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_file(folder / name, path.read_bytes())
+            with open_regular(path) as file:
+                write_file(folder / name, file.read())
     if record.imported is not None:  # the run was itself of a published model
         imported = replace(imported, licence=imported.licence or record.imported.licence)
     RunDir(folder).write_record(replace(record, imported=imported))

@@ -16,7 +16,7 @@ from transformer.cost import count_parameters, step_flops
 from transformer.data.hub import CardScore, CardSet, card_head, name_on_hub
 from transformer.data.report import DataReport, SetReport
 from transformer.data.training_text import is_training_set
-from transformer.evaluation.sets import describe_origin
+from transformer.evaluation.sets import Sets, describe_origin
 from transformer.integrations.push.job import PushJob
 from transformer.records import Imported, Results, RunRecord, Scores
 from transformer.run_dir import DEV, RunDir, tensor_file
@@ -38,7 +38,10 @@ class Subject:
     checkpoint: Checkpoint
     report: DataReport | None  # None: of an imported model
     results: Results | None  # None: these weights were not scored
-    sizes: Mapping[str, int]  # sentences of each test set
+    models: Mapping[str, bytes]  # the files of its tokenizers, by name
+    metrics: bytes | None  # metrics.jsonl
+    sets: Sets  # the text that it keeps, of the development set, too
+    translations: Mapping[str, list[str]]  # of its sets, which the results are of
     scores: Mapping[str, Scores]  # of the results, with what judges have said
 
     @property
@@ -175,7 +178,7 @@ def _scores(subject: Subject) -> list[str]:
     for name, scores in subject.scores.items():
         plus_plus = "" if scores.chrf_plus_plus is None else f"{scores.chrf_plus_plus:.2f}"
         of_judges = [f"{scores.judges[judge].system:.4f}" if judge in scores.judges else "" for judge in judges]
-        count = f"{subject.sizes[name]:,}" if name in subject.sizes else ""
+        count = f"{len(subject.sets[name]):,}" if name in subject.sets else ""
         rows.append([_cell(name), count, f"{scores.bleu:.2f}", f"{scores.chrf:.2f}", plus_plus, *of_judges])
     lines += markdown_table(["test set", "sentences", "BLEU", "chrF", "chrF++", *judges], rows, left={0})
 

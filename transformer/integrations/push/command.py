@@ -5,13 +5,15 @@
                    -> seal         MANIFEST.json -> one commit
 
 The moments, the other checkpoints, the log and text of the training stay here, and so do the names of this machine's
-folders: see `portable`.
+folders: see `portable`. No file of the run is copied: each is read as any command reads it, following no link, and what
+was understood of it is written anew.
 """
 
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,17 +23,25 @@ from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.data.hub import push_folder
 from transformer.data.report import read_report
-from transformer.data.tokenizer import read_models
+from transformer.data.tokenizer import Tokenizers, read_models
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.judgements import JudgedText, read_judgements
-from transformer.evaluation.sets import check_kept, read_set, read_sets, read_translations
+from transformer.evaluation.sets import (
+    Sets,
+    check_kept,
+    keep_translations,
+    read_set,
+    read_translations,
+    write_sets,
+)
 from transformer.files import list_names, make_directories, storage_error, write_file, write_json
 from transformer.integrations.published.hub_run import CARD, RUN_FILE, check_sealed, seal
 from transformer.integrations.push.card import Subject, format_card
 from transformer.integrations.push.job import LICENCES, PushJob
 from transformer.integrations.push.portable import portable_job, portable_record, portable_report
 from transformer.records import Results, Scores
-from transformer.run_dir import HYPOTHESIS, MODEL, REFERENCE, SOURCE, RunDir
+from transformer.run_dir import DEV, HYPOTHESIS, MODEL, SOURCE, RunDir
+from transformer.tools.metrics import only_numbers
 
 log = logging.getLogger(__name__)
 
@@ -109,27 +119,59 @@ def format_pushed(pushed: Pushed) -> str:
 def _read(job: PushJob) -> Subject:
     """The run, with its scores where they are those of the weights that are sent."""
     run = RunDir(Path(job.run_dir))
+    run.check_folders()
     checkpoint = find_checkpoint(run.path, "auto")
     record = run.read_record()
-    run.check_tokenizers(read_models(run.path))
+    models = read_models(run.path)
+    run.check_tokenizers(models)
+    Tokenizers.of(models, run.path)
     report = read_report(run) if run.data.exists() else None
     results = run.read_results() if run.results.exists() else None
     if results is not None and not _are_of(results, checkpoint):
         log.warning("%s: of step %d, and what is sent is not: the scores are left out", run.results, results.steps)
         results = None
 
-    sets = read_sets(run)
+    sets = _read_sets(run)
     if results is not None:
-        check_kept(run, sets)
+        check_kept(run, {name: pairs for name, pairs in sets.items() if name != DEV})
     return Subject(
         run=run,
         record=portable_record(record),
         checkpoint=checkpoint,
         report=None if report is None else portable_report(report),
         results=results,
-        sizes={name: len(pairs) for name, pairs in sets.items()},
+        models=models,
+        metrics=_read_metrics(run.metrics),
+        sets=sets,
+        translations={
+            name: read_translations(run, name)
+            for name in sets
+            if results is not None and os.path.lexists(run.text(name, HYPOTHESIS))  # the dev set has none
+        },
         scores={} if results is None else {name: _judged(run, name, one) for name, one in results.scores.items()},
     )
+
+
+def _read_sets(run: RunDir) -> Sets:
+    """The text that the run keeps, by the name of the set. Raises InputError."""
+    for name in run.set_names():
+        path = run.text(name, SOURCE)
+        if not RUN_FILE.fullmatch(f"{run.hypotheses.name}/{path.name}"):
+            raise InputError(f"{path}: not the name of a set: take it out of the run")
+    return {name: read_set(run, name) for name in run.set_names()}
+
+
+def _read_metrics(path: Path) -> bytes | None:
+    """The numbers in metrics.jsonl: `report` draws its curves, `summary` takes its speed. Raises InputError."""
+    try:
+        metrics, damaged = only_numbers(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}): take it out of the run") from error
+    if damaged:
+        log.warning("%s: %d lines are no measurements, and stay here", path, damaged)
+    return metrics
 
 
 def _judged(run: RunDir, name: str, scores: Scores) -> Scores:
@@ -169,14 +211,17 @@ def _write(subject: Subject, folder: Path, *, with_texts: bool) -> None:
     """Write the files of the run, but for card and manifest. Raises OSError and StorageError."""
     there = RunDir(folder)
     there.write_record(subject.record)
-    for name, content in read_models(subject.run.path).items():
+    for name, content in subject.models.items():
         write_file(folder / name, content)
     if subject.report is not None:
         write_json(there.data, to_json(subject.report))
+    if with_texts:
+        write_sets(there, subject.sets)
+        keep_translations(there, subject.translations)
     if subject.results is not None:
         there.write_results(subject.results)
-    if subject.run.metrics.exists():  # numbers alone: `report` draws its curves, `summary` takes its speed
-        write_file(there.metrics, subject.run.metrics.read_bytes())
+    if subject.metrics is not None:
+        write_file(there.metrics, subject.metrics)
 
     # The weights that `translate` takes, as an average, whatever they were here.
     checkpoint = subject.checkpoint
@@ -189,14 +234,6 @@ def _write(subject: Subject, folder: Path, *, with_texts: bool) -> None:
         config=to_json(portable_job(_job_of(checkpoint))),
         averaged=True,
     )
-
-    if with_texts:
-        there.hypotheses.mkdir()
-        kinds = [SOURCE, REFERENCE] if subject.results is None else [SOURCE, REFERENCE, HYPOTHESIS]
-        for name in subject.run.set_names():
-            for kind in kinds:
-                with suppress(FileNotFoundError):  # the dev set has no translations
-                    write_file(there.text(name, kind), subject.run.text(name, kind).read_bytes())
 
 
 def _job_of(checkpoint: Checkpoint) -> TrainJob:
