@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 if [ "${1-}" = --changed ]; then
   shift
   base=$(git merge-base HEAD "$(git rev-parse --verify --quiet origin/main || git rev-parse main)")
-  tests=tests/unit/test_architecture.py
+  tests=tests/scripts/test_architecture.py
   for file in $(git diff --name-only --diff-filter=d "$base" -- '*.py') $(git ls-files --others --exclude-standard -- '*.py'); do
     case $file in
       */test_*.py) tests+=" $file" ;;

@@ -61,6 +61,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
+def in_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The test runs in an empty folder: what a command does must not depend on what lies around it."""
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+
+@pytest.fixture
 def float64() -> Iterator[None]:
     """Tensors and modules made in this test are float64, sinusoids included."""
     before = torch.get_default_dtype()

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 WHOLE = 530  # seconds of a stage, from the start of gpu.sh
 
-# Which tests of tests/unit/test_gpu.py compile or run whole commands; all others are tests of kernels and of the model.
+# Which tests of test_gpu.py compile or run whole commands; all others are tests of kernels and of the model.
 COMMANDS = "compiled or learns or resumes or nothing_set"
 TRIED = "nothing_set"  # of these, in a dry run
 NEW = "triton"  # those of kernels that are no default
@@ -282,7 +282,7 @@ def tests(place: Place, name: str, chosen: str) -> Found:
     command += ["-v", "--show-capture=no", "--tb=short", "--durations=20", f"--timeout={0.8 * place.limit:.0f}"]
     command += ["-p", "xdist", "-p", "pytest_timeout", "-p", "no:cacheprovider"]  # and none that is there by chance
     command += ["-W", "default"]  # what other releases warn of at import is not ours
-    command += ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests/unit/test_gpu.py")]
+    command += ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests/core/unit/test_gpu.py")]
     names = {"TRANSFORMER_TEST_DEVICE": place.device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "250"}
     start = place.log.stat().st_size if place.log.exists() else 0
     status = call(place, command, place.limit, environment=names)

@@ -1,7 +1,7 @@
 """The run directory: what is written comes back bit for bit; what is damaged or hostile is named and never loaded.
 
 Expected digests, manifests and payloads are made here, not by the module. Crashes, kills, full disks and power cuts are
-in tests/faults/test_checkpoint_faults.py.
+in tests/core/faults/test_checkpoint_faults.py.
 """
 
 import errno

@@ -1,6 +1,6 @@
 """The training step on a CUDA device that is not there (support/fake_gpu.py): what only compilers say, without a GPU.
 
-What a whole command does, and on which cards, is in commands/test_null_gpu.py, which needs torch's own CUDA build; here
+What a whole command does, and on which cards, is in scripts/test_null_gpu.py, which needs torch's own CUDA build; here
 is what the compiler says of kernels: bytes, registers, machine code.
 
 These tests compile for a minute or two and need Triton: `pip install -e '.[dev,gpu-tests]'`, then `pytest -n 0 -m
