@@ -17,6 +17,9 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = ("transformer/tools", "transformer/integrations", "tests/tools", "tests/integrations", "tests/scripts")
 
+# The plain suite, but for tests in which the core is asked for a plug-in.
+WANTED = "not plugins and not slow and not faults and not gpu and not fake_gpu and not null_gpu and not ci"
+
 # What `sitecustomize` does in every process: modules of these names are as good as not installed.
 HIDING = """
 import sys
@@ -53,7 +56,7 @@ def main(arguments: list[str]) -> int:
         check = "import transformer; assert transformer.__file__.startswith({!r}), transformer.__file__"
         try:
             run("-c", check.format(str(tree)))
-            run("-m", "pytest", "-q", "tests/core", *arguments)
+            run("-m", "pytest", "-q", "tests/core", "-m", WANTED, *arguments)
             demo = ("train.max_steps=100", "train.save_every=50", "train.validate_every=50", "train.average=2")
             run("-m", "transformer", "train", f"run_dir={temporary}/run", *demo)
         except subprocess.CalledProcessError as error:

@@ -688,7 +688,7 @@ FOUND = (
         "cli/application.py",
         "with stored, application.launching(), _any_help_taken():\n",
         "with stored, application.launching():\n",
-        "core/commands/test_cli.py::test_main_sweeps_where_argparse_checks_help_as_that_of_python_3_14_does",
+        "tools/test_cli.py::test_main_sweeps_where_argparse_checks_help_as_that_of_python_3_14_does",
     ),
     Mutant(
         "shares of ranks are balanced by count",

@@ -29,7 +29,6 @@ from transformer.config.jobs import AverageJob, EvaluateJob, Job, TrainJob, Tran
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format, Norm, PairConfig
 from transformer.errors import InputError
-from transformer.tools.summary.job import SummaryJob
 
 
 @pytest.fixture(autouse=True)
@@ -98,13 +97,11 @@ def test_compose_gives_the_paper_s_base() -> None:
         ("translate", TranslateJob()),
         ("evaluate", EvaluateJob()),
         ("average", AverageJob()),
-        ("summary", SummaryJob(run_dir="runs/base")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_compose_gives_each_command_its_own_job(command: str, job: Job) -> None:
-    given = ["experiment=base"] if command == "summary" else []
-    assert composed(type(job), command, *given) == job
+    assert composed(type(job), command) == job
 
 
 CASES: dict[str, tuple[str, list[str]]] = {

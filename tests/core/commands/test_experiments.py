@@ -19,7 +19,6 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import PairConfig, TargetTokenizerConfig
 from transformer.cost import count_parameters
 from transformer.data.prepare import prepare
-from transformer.tools.summary.command import format_summary, summarise
 from transformer.training.optimizer import rate_of
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
@@ -247,8 +246,11 @@ def test_experiment_of_a_local_corpus_is_prepared(name: str, tmp_path: Path) -> 
 # ---- every experiment -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.plugins
 @every_experiment
 def test_summary_sums_up_every_experiment(name: str) -> None:
+    from transformer.tools.summary.command import format_summary, summarise
+
     assert format_summary(summarise(composed(name, command="summary"))).startswith("parameters ")
 
 

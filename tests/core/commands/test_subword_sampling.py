@@ -35,8 +35,6 @@ from transformer.config.settings import (
 )
 from transformer.data.plan import plan_version
 from transformer.errors import CheckpointError, InputError
-from transformer.tools.replay.command import replay
-from transformer.tools.replay.job import ReplayJob
 
 LAST = 14  # an epoch has six to nine steps
 LAYOUTS = {Algorithm.bpe: LayoutKind.packed, Algorithm.unigram: LayoutKind.padded}
@@ -99,10 +97,14 @@ def test_train_resumes_in_the_second_epoch_on_the_same_pieces(
     assert learned(Path(job.run_dir)) == learned(straight)
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("algorithm", LAYOUTS, ids=lambda algorithm: algorithm.name)
 def test_replay_runs_a_step_on_the_pieces_of_its_epoch(
     algorithm: Algorithm, finished: Callable[[Algorithm], TrainJob]
 ) -> None:
+    from transformer.tools.replay.command import replay
+    from transformer.tools.replay.job import ReplayJob
+
     run_dir = Path(finished(algorithm).run_dir)
     first, second = steps_by_epoch(run_dir)[:2]
     for step in (first[1], second[0], second[2]):
@@ -141,8 +143,12 @@ def test_train_takes_the_tokenizer_that_is_given(
     assert losses[0] == losses[1][:4]
 
 
+@pytest.mark.plugins
 def test_train_draws_the_pieces_of_each_copy_and_resumes_on_them(corpus: DataConfig, tmp_path: Path) -> None:
     """A run in whose epochs the copies were alike, as once they were, does not go on."""
+    from transformer.tools.replay.command import replay
+    from transformer.tools.replay.job import ReplayJob
+
     more = ExtraConfig(corpus.test["test"].src, corpus.test["test"].tgt, weight=3.0)
     copies = replace(corpus, extra={"more": more})
     straight = run(sampling_job(tmp_path / "straight", copies))

@@ -34,12 +34,6 @@ from transformer.data.source import Source
 from transformer.decoding import score_stream, translate_stream
 from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
-from transformer.tools.compare.command import compare
-from transformer.tools.compare.job import CompareJob
-from transformer.tools.doctor.command import doctor
-from transformer.tools.doctor.job import DoctorJob
-from transformer.tools.doctor.pieces import check_longest
-from transformer.tools.doctor.survey import survey
 
 FRENCH = ("zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf")
 SIZES = {"train": 300, "dev": 6, "test": 8}
@@ -295,8 +289,12 @@ def test_evaluate_scores_what_the_run_keeps_again(finished: TrainJob, tmp_path: 
     assert named.test_sets["french"].bleu == recorded["french"]["bleu"]
 
 
+@pytest.mark.plugins
 def test_compare_takes_the_same_text_under_other_tags(finished: TrainJob, tmp_path: Path) -> None:
     """A model of several languages beside a model of one."""
+    from transformer.tools.compare.command import compare
+    from transformer.tools.compare.job import CompareJob
+
     untagged = replace(finished.data.test["german"], tag=None)
     data = replace(finished.data, extra={}, train=replace(finished.data.train, tag=None), test={"german": untagged})
     alone = tiny_job(tmp_path / "german", data, max_steps=4)
@@ -305,12 +303,20 @@ def test_compare_takes_the_same_text_under_other_tags(finished: TrainJob, tmp_pa
     assert list(comparison.test_sets) == ["german"]
 
 
+@pytest.mark.plugins
 def test_doctor_judges_text_without_tags(languages: DataConfig, tmp_path: Path) -> None:
+    from transformer.tools.doctor.command import doctor
+    from transformer.tools.doctor.job import DoctorJob
+
     job = DoctorJob(run_dir=str(tmp_path / "a"), data=languages, text_only=True)
     assert doctor(job) == doctor(replace(job, data=without_tags(languages)))
 
 
+@pytest.mark.plugins
 def test_check_longest_counts_the_tag(tmp_path: Path) -> None:
+    from transformer.tools.doctor.pieces import check_longest
+    from transformer.tools.doctor.survey import survey
+
     job = few(tmp_path, [("one two three", "eins"), ("two", "zwei")])
     tokenizers = prepare(job).tokenizers
     [pieces] = tokenizers.source.encode(["one two three"])

@@ -67,7 +67,6 @@ from transformer.errors import CheckpointError, InputError, Stopped
 from transformer.evaluation.sets import evaluate, format_results
 from transformer.records import Progress, Validation
 from transformer.run_dir import RunDir
-from transformer.tools.search_settings import sweep
 from transformer.tracking import Tracker
 from transformer.training import loop
 from transformer.training.loop import train
@@ -579,8 +578,11 @@ def test_train_gives_the_average_the_search_that_it_was_scored_with(corpus: Data
         assert to_json(found)["test_sets"] == results_of(run_dir)["test_sets"]
 
 
+@pytest.mark.plugins
 def test_train_records_the_settings_that_it_resumes_with(corpus: DataConfig, tmp_path: Path) -> None:
     """Those of the last start: its commands, tables and reports are of what was trained in the end."""
+    from transformer.tools.search_settings import sweep
+
     job = tiny_job(tmp_path / "a", corpus, max_steps=4, save_every=2, average=2)
     began = RunDir(run(job)).read_record()
     assert began.config == job

@@ -11,8 +11,6 @@ from support.resumed_runs import learned, stop_at
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig, SearchConfig
 from transformer.errors import CheckpointError, InputError
-from transformer.tools.replay.command import format_replay, replay
-from transformer.tools.replay.job import ReplayJob
 
 LAST = 16  # 200 pairs in three chapters of two or three steps each
 
@@ -40,8 +38,12 @@ def places_of(run_dir: Path) -> list[tuple[int, int, int]]:
     return [(progress["epoch"], progress["chapter"], progress["step_in_chapter"]) for progress in found]
 
 
+@pytest.mark.plugins
 def test_train_resumes_in_any_chapter(corpus: DataConfig, tmp_path: Path) -> None:
     """Stopped in the middle of chapters and at the end of one, in both epochs: bit-identical, and replayed the same."""
+    from transformer.tools.replay.command import format_replay, replay
+    from transformer.tools.replay.job import ReplayJob
+
     straight = run(job_of(tmp_path / "straight", corpus))
     places = places_of(straight)
     assert {(epoch, chapter) for epoch, chapter, _ in places} >= {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)}
@@ -62,10 +64,14 @@ def test_train_resumes_in_any_chapter(corpus: DataConfig, tmp_path: Path) -> Non
     assert f"step {middle} (epoch 1, chapter 2, step 0 in it)" in format_replay(replayed)
 
 
+@pytest.mark.plugins
 def test_train_does_not_go_on_in_another_order(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run of before there were chapters, on a corpus that has some now."""
+    from transformer.tools.replay.command import replay
+    from transformer.tools.replay.job import ReplayJob
+
     with monkeypatch.context() as patch:
         patch.setattr("transformer.data.chapters.CHAPTER", 200)
         job = job_of(tmp_path / "a", corpus)

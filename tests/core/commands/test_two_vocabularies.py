@@ -45,13 +45,6 @@ from transformer.data.store import Store
 from transformer.data.tokenizer import train_tokenizer
 from transformer.decoding.loading import load_translator
 from transformer.errors import CheckpointError, InputError
-from transformer.tools.attention.sentence import inspect
-from transformer.tools.doctor.command import doctor
-from transformer.tools.doctor.job import DoctorJob
-from transformer.tools.replay.command import replay
-from transformer.tools.replay.job import ReplayJob
-from transformer.tools.summary.command import format_summary, summarise
-from transformer.tools.summary.job import SummaryJob
 from transformer.training.validate import DevSet
 
 FILES = ("tokenizer.model", "tokenizer.target.model")
@@ -230,7 +223,11 @@ def test_dev_set_is_in_the_pieces_of_each_side(corpus: DataConfig, tmp_path: Pat
 # ---- training, and what reads a run ---------------------------------------------------------------------------------
 
 
+@pytest.mark.plugins
 def test_train_writes_both_tokenizers_and_two_matrices(finished: TrainJob) -> None:
+    from transformer.tools.summary.command import format_summary, summarise
+    from transformer.tools.summary.job import SummaryJob
+
     run_dir = Path(finished.run_dir)
     sizes = [of_side.get_piece_size() for of_side in processors(run_dir)]
     weights = load_file(run_dir / "averaged" / "model.safetensors")
@@ -313,7 +310,10 @@ def test_commands_read_a_run_of_two_vocabularies(finished: TrainJob, tmp_path: P
     assert "target tokenizer SHA-256" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.plugins
 def test_inspect_shows_the_pieces_of_each_side(finished: TrainJob) -> None:
+    from transformer.tools.attention.sentence import inspect
+
     translator = load_translator(Path(finished.run_dir), checkpoint="auto", **PLAIN)
     text, translation = spell([1, 2, 3])
     found = inspect(translator, (text, translation), most_weights=1 << 20)
@@ -323,7 +323,11 @@ def test_inspect_shows_the_pieces_of_each_side(finished: TrainJob) -> None:
     assert found.reads == ["<s>", *found.predicts[:-1]]
 
 
+@pytest.mark.plugins
 def test_doctor_looks_at_both_vocabularies(corpus: DataConfig, tmp_path: Path) -> None:
+    from transformer.tools.doctor.command import doctor
+    from transformer.tools.doctor.job import DoctorJob
+
     job = two(tiny_job(tmp_path / "a", corpus), vocab_size=30)  # hardly more than there are characters
     checks = doctor(DoctorJob(**vars(job))).checks
     for name in ("characters", "single characters"):
@@ -332,7 +336,11 @@ def test_doctor_looks_at_both_vocabularies(corpus: DataConfig, tmp_path: Path) -
     assert "tokenizer.target.vocab_size" in str(remedies["target vocabulary"])
 
 
+@pytest.mark.plugins
 def test_replay_runs_the_step_that_was(finished: TrainJob) -> None:
+    from transformer.tools.replay.command import replay
+    from transformer.tools.replay.job import ReplayJob
+
     run_dir = Path(finished.run_dir)
     [logged] = [row for row in map(json.loads, lines_of(str(run_dir / "metrics.jsonl"))) if row["step"] == 7]
     found = replay(ReplayJob(run_dir=str(run_dir), step=7))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from transformer.config.jobs import AverageJob, EvaluateJob, TrainJob, TranslateJob
+from transformer.config.jobs import AverageJob, EvaluateJob, PrepareJob, TrainJob, TranslateJob
 from transformer.config.keys import generic_key, keys_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
@@ -36,7 +36,6 @@ from transformer.config.settings import (
     TrainConfig,
     option,
 )
-from transformer.tools.summary.job import SummaryJob
 
 
 def random_job(draw: random.Random) -> TrainJob:
@@ -152,7 +151,7 @@ def types_of(config: Any) -> list[Any]:
     return [types_of(value) if is_dataclass(value) else type(value) for value in values]
 
 
-@pytest.mark.parametrize("kind", [TrainJob, SummaryJob, TranslateJob, EvaluateJob, AverageJob])
+@pytest.mark.parametrize("kind", [TrainJob, PrepareJob, TranslateJob, EvaluateJob, AverageJob])
 def test_from_json_gives_back_the_defaults_of_every_job(kind: type) -> None:
     assert through_json(kind()) == kind()
 
@@ -161,7 +160,10 @@ def test_from_json_takes_the_default_of_a_missing_key() -> None:
     assert from_json(TrainJob, {"model": {"d_model": 64}}) == TrainJob(model=ModelConfig(d_model=64))
 
 
+@pytest.mark.plugins
 def test_to_json_names_choices_and_keeps_nesting() -> None:
+    from transformer.tools.summary.job import SummaryJob
+
     data = to_json(SummaryJob(format=Format.json, model=ModelConfig(norm=Norm.pre)))
     assert (data["format"], data["model"]["norm"]) == ("json", "pre")
     nothing = {"src": "", "tgt": "", "dataset": None, "subset": None, "split": None, "tag": None, "tgt_lang": None}

@@ -37,8 +37,6 @@ from transformer.decoding.translator import Translator
 from transformer.distributed import World
 from transformer.evaluation.score import measure
 from transformer.model.transformer import Transformer, parameters_by_name
-from transformer.tools.summary.command import summarise
-from transformer.tools.summary.job import SummaryJob
 from transformer.training.optimizer import move_average
 from transformer.training.state import TrainState
 from transformer.training.step import Objective
@@ -267,7 +265,11 @@ def test_move_average_is_the_same_on_every_rank(corpus: DataConfig, tmp_path: Pa
         assert printed[0] == printed[1]
 
 
+@pytest.mark.plugins
 def test_summarise_counts_the_memory_of_the_moving_average() -> None:
+    from transformer.tools.summary.command import summarise
+    from transformer.tools.summary.job import SummaryJob
+
     plain, averaging = (summarise(SummaryJob(train=TrainConfig(ema_decay=decay))).memory for decay in (None, 0.999))
     assert plain.ema == 0
     assert averaging.ema == averaging.weights == plain.weights == 63_045_632 * 4
