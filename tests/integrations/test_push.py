@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import yaml
 from safetensors.torch import load_file
 
@@ -19,11 +20,13 @@ from support.hub import TOKEN, ModelHub, client_of, model_hub
 from transformer.config.jobs import EvaluateJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, LineFormat, PairConfig, TokenizerConfig
+from transformer.data.listed import with_list
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
 from transformer.integrations.published.run import run_path
 from transformer.integrations.push.command import Pushed, push
 from transformer.integrations.push.job import PushJob
 from transformer.integrations.push.portable import portable_job
+from transformer.integrations.push.tokenizer_file import without_origin
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
@@ -288,6 +291,151 @@ def test_push_refuses_a_document_that_names_a_folder_of_its_owner(
     with pytest.raises(InputError, match=r"README.md: names a folder under /home/anna"):
         pushed(mine)
     assert hub.asked == []
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose tokenizer was trained by SentencePiece's own trainer, from a file that it names."""
+    folder = tmp_path_factory.mktemp("foreign")
+    data = write_corpus(folder / "anna-secret")
+    text = folder / "anna-secret" / "train.en"
+    sentencepiece.SentencePieceTrainer.train(
+        input=[str(text), str(folder / "anna-secret" / "train.de")],
+        model_prefix=str(folder / "anna-secret" / "spm"),
+        vocab_size=40,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        minloglevel=2,
+    )
+    job = tiny_job(folder / "run", data)
+    config = replace(job.tokenizer, model=str(folder / "anna-secret" / "spm.model"))
+    return run(replace(job, tokenizer=config, run_dir=str(folder / "run")))
+
+
+def test_push_sends_a_foreign_tokenizer_without_the_paths_of_its_training(
+    foreign: Path, hub: ModelHub, tmp_path: Path
+) -> None:
+    """It cuts and joins as before, and what loads is verified."""
+    before = (foreign / "tokenizer.model").read_bytes()
+    pushed(foreign)
+    files = hub.repositories[REPO].files
+    sent = files["tokenizer.model"]
+    assert b"anna-secret" in before
+    assert not any(b"anna-secret" in content for content in files.values())
+    theirs, ours = (sentencepiece.SentencePieceProcessor(model_proto=model) for model in (before, sent))
+    texts = (foreign / "hypotheses" / "test.src").read_text(encoding="utf-8").splitlines()
+    assert len(texts) > 10
+    assert ours.encode(texts) == theirs.encode(texts)
+    assert ours.decode(ours.encode(texts)) == theirs.decode(theirs.encode(texts))
+    ids = range(theirs.vocab_size())
+    assert [(ours.id_to_piece(i), ours.get_score(i)) for i in ids] == [
+        (theirs.id_to_piece(i), theirs.get_score(i)) for i in ids
+    ]
+    assert transformer.load(SOURCE).translate(texts) == transformer.load(foreign).translate(texts)
+
+
+def test_without_origin_takes_out_what_the_protobuf_of_sentencepiece_calls_so(foreign: Path) -> None:
+    """As Google's own parser reads the file; in front of it may be a list of pieces, which stays."""
+    model_pb2 = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
+    model = (foreign / "tokenizer.model").read_bytes()
+    before = model_pb2.ModelProto.FromString(model)
+    assert len(before.trainer_spec.input) == 2
+    before.trainer_spec.seed_sentencepieces_file = "/home/anna/seed.txt"
+    before.normalizer_spec.normalization_rule_tsv = "/home/anna/rules.tsv"
+    before.denormalizer_spec.normalization_rule_tsv = "/home/anna/rules.tsv"
+    sentences = b"\x22\x0bof somebody"  # field 4, which this version of it does not know
+    sent = without_origin(before.SerializeToString() + sentences)
+    assert b"of somebody" not in sent
+    after = model_pb2.ModelProto.FromString(sent)
+    for spec, names in {
+        "trainer_spec": ("input", "model_prefix", "seed_sentencepieces_file"),
+        "normalizer_spec": ("normalization_rule_tsv",),
+        "denormalizer_spec": ("normalization_rule_tsv",),
+    }.items():
+        for name in names:
+            assert not getattr(getattr(after, spec), name)
+            getattr(before, spec).ClearField(name)
+    assert after == before
+
+    pieces = [f"piece {number}" for number in range(9)]
+    listed = without_origin(with_list(model, pieces))
+    assert listed == with_list(without_origin(model), pieces)
+    assert without_origin(listed) == listed
+    for damaged in (model[:-1], model[: len(model) // 2], b"\x0b" + model, model + b"\x12", KEY.encode()):
+        with pytest.raises(ValueError, match=r"field|number"):
+            without_origin(damaged)
+
+
+# ---- a forged record ------------------------------------------------------------------------------------------------
+
+FORGED = (
+    "me\n\n# Free money\n\n<script>alert(1)</script> <img src=x onerror=alert(1)> [a](http://evil.example) "
+    "![b](http://evil.example/b.png) http://evil.example www.evil.example a@evil.example ``` ` **bold** | c &lt;\n```\n"
+    "\n- item\n\n---\n\n> quoted\n\n| x | y |\n|---|---|\n\u202e\x1b[31m\n"
+)
+
+
+def forge(document: Any, names: tuple[str, ...]) -> int:
+    """Put the text into the fields of these names, wherever they are, and say into how many."""
+    if isinstance(document, list):
+        return sum(forge(one, names) for one in document)
+    if not isinstance(document, dict):
+        return 0
+    count = 0
+    for name, value in document.items():
+        if name in names and (value is None or isinstance(value, str)):
+            document[name] = FORGED
+            count += 1
+        else:
+            count += forge(value, names)
+    return count
+
+
+def test_push_keeps_what_a_forged_record_says_text_in_the_card(trained: Path, tmp_path: Path) -> None:
+    """A parser of Markdown finds the elements that it finds in an honest card, and no other."""
+    markdown_it = pytest.importorskip("markdown_it")
+    honest = pushed(trained, dry_run=True).card
+    mine = shutil.copytree(trained, tmp_path / "mine")
+    names: tuple[str, ...] = (
+        "machine",
+        "started",
+        "python",
+        "torch",
+        "bleu_signature",
+        "chrf_signature",
+        "chrf_plus_plus_signature",
+    )
+    names += ("path", "sha256")
+    for document, at_least in {"run.json": 4, "results.json": 6, "data.json": 6}.items():
+        content = read(mine / document)
+        assert forge(content, names) >= at_least
+        if document == "results.json":
+            content["engine"] = FORGED
+        (mine / document).write_text(json.dumps(content), encoding="utf-8")
+    record = read(mine / "run.json")
+    record["versions"]["transformer-mt"] = FORGED
+    record["config"]["data"]["train"]["src"] = FORGED
+    (mine / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    card = pushed(mine, dry_run=True).card
+    assert card.count("Free money") > 12
+
+    def elements(card: str) -> list[str]:
+        _, head, body = card.split("---\n", 2)
+        assert yaml.safe_load(head)["library_name"] == "transformer-mt"
+        parser = markdown_it.MarkdownIt("commonmark", {"html": True, "linkify": False}).enable("table")
+        found = []
+        for token in parser.parse(body):
+            found += [token.type] if token.type != "inline" else [one.type for one in token.children]
+        return [kind for kind in found if kind not in ("text", "text_special", "softbreak")]
+
+    assert elements(card) == elements(honest)
+    body = card.split("---\n", 2)[2]
+    assert not re.search(r"[\u202e\x1b]", body)
+    outside = re.sub(r"(`+)[^`](.*?[^`])??\1(?!`)", "", body, flags=re.DOTALL)
+    assert "Free money" in outside
+    assert not re.search(r"(?<![\\])http://|www\.", outside)
 
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n"

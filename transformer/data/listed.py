@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 def with_list(model: bytes, pieces: Sequence[str]) -> bytes:
     """The file of a SentencePiece model, with these pieces as its vocabulary, in the order of their ids."""
     content = json.dumps(list(pieces), ensure_ascii=False, separators=(",", ":")).encode()
-    return _FIELD + _varint(len(content)) + content + model
+    return _FIELD + varint(len(content)) + content + model
 
 
 def split_list(file: bytes) -> tuple[bytes, list[str] | None]:
@@ -40,7 +40,7 @@ def split_list(file: bytes) -> tuple[bytes, list[str] | None]:
     if not file.startswith(_FIELD):
         return file, None
 
-    size, start = _read_varint(file, len(_FIELD))
+    size, start = read_varint(file, len(_FIELD))
     try:
         pieces = json.loads(file[start : start + size].decode())
     except RecursionError:
@@ -52,7 +52,7 @@ def split_list(file: bytes) -> tuple[bytes, list[str] | None]:
     return file[start + size :], pieces
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     """A number as protobuf writes it: seven bits a byte, the lowest first."""
     parts = []
     while number > 0x7F:
@@ -61,15 +61,15 @@ def _varint(number: int) -> bytes:
     return bytes([*parts, number])
 
 
-def _read_varint(file: bytes, start: int) -> tuple[int, int]:
+def read_varint(file: bytes, start: int) -> tuple[int, int]:
     """The number at `start`, and where it ends. Raises ValueError."""
     number = 0
-    for index in range(5):  # 35 bits are more than any list has
+    for index in range(10):  # 70 bits: protobuf's numbers have 64
         byte = file[start + index] if start + index < len(file) else 0
         number |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return number, start + index + 1
-    raise ValueError("its list of pieces has no length")
+    raise ValueError("a number without an end")
 
 
 class ListedPieces:

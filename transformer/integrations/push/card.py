@@ -2,9 +2,11 @@
 
     Subject -> format_card -> README.md: a head in YAML for the hub, then Markdown for people
 
-Every statement is taken from the documents of the run, and a section is left out where they do not tell.
+Every statement is taken from the documents of the run, and a section is left out where they do not tell. Those may be
+somebody else's: what they say in words goes through `plain`, `code` or `fenced`, and stays text.
 """
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from transformer.evaluation.sets import Sets, describe_origin
 from transformer.integrations.push.job import PushJob
 from transformer.records import Imported, Results, RunRecord, Scores
 from transformer.run_dir import DEV, RunDir, tensor_file
-from transformer.tools.markdown import markdown_table
+from transformer.tools.markdown import code, fenced, markdown_table, plain
 from transformer.tools.report.overview import format_duration
 from transformer.tools.report.provenance import train_overrides
 from transformer.vocabulary import describe_vocab_size
@@ -126,13 +128,13 @@ def _introduction(subject: Subject, job: PushJob) -> list[str]:
     lines = [
         f"# {job.repo.rpartition('/')[2]}",
         "",
-        f"{made} that translates from `{source}` to `{target}`: a Transformer with encoder and decoder (Vaswani et",
-        "al., 2017, [Attention Is All You Need](https://arxiv.org/abs/1706.03762)), in the format of transformer-mt "
-        f"{subject.record.versions.get('transformer-mt', '')}.",
+        f"{made} that translates from {code(source)} to {code(target)}: a Transformer with encoder and decoder",
+        "(Vaswani et al., 2017, [Attention Is All You Need](https://arxiv.org/abs/1706.03762)), in the format of "
+        f"transformer-mt {plain(subject.record.versions.get('transformer-mt', ''))}.",
     ]
     if subject.origin is not None:
         verb = "It is" if subject.record.imported is not None else "Its weights began as those of"
-        lines.append(f"{verb} {subject.origin.describe()}.")
+        lines.append(f"{verb} {plain(subject.origin.describe())}.")
     return lines
 
 
@@ -155,7 +157,7 @@ def _usage(subject: Subject, job: PushJob) -> list[str]:
         "import transformer",
         "",
         f'translator = transformer.load("{name}")',
-        f'translator.translate(["{text}"])',
+        f"translator.translate([{json.dumps(text)}])",
         "```",
         "",
         "The files are fetched once, and compared with the sizes and SHA-256 in `MANIFEST.json` before they are used;",
@@ -179,16 +181,19 @@ def _scores(subject: Subject) -> list[str]:
         plus_plus = "" if scores.chrf_plus_plus is None else f"{scores.chrf_plus_plus:.2f}"
         of_judges = [f"{scores.judges[judge].system:.4f}" if judge in scores.judges else "" for judge in judges]
         count = f"{len(subject.sets[name]):,}" if name in subject.sets else ""
-        rows.append([_cell(name), count, f"{scores.bleu:.2f}", f"{scores.chrf:.2f}", plus_plus, *of_judges])
-    lines += markdown_table(["test set", "sentences", "BLEU", "chrF", "chrF++", *judges], rows, left={0})
+        rows.append([plain(name), count, f"{scores.bleu:.2f}", f"{scores.chrf:.2f}", plus_plus, *of_judges])
+    titles = ["test set", "sentences", "BLEU", "chrF", "chrF++", *map(plain, judges)]
+    lines += markdown_table(titles, rows, left={0})
 
     # What they depend on.
     origin = describe_origin(results.averaged, steps=results.steps, seed=results.seed, data_digest=results.data_digest)
     search = results.search
-    engine = "" if results.engine is None else f", by {results.engine}"
+    settings = f"beam {search.beam_size}, length penalty {search.length_penalty}"
+    if results.engine is not None:
+        settings += f", by {plain(results.engine)}"
     lines += [
         "",
-        f"Model: {origin}. Search: beam {search.beam_size}, length penalty {search.length_penalty}{engine}. BLEU, chrF",
+        f"Model: {plain(origin)}. Search: {settings}. BLEU, chrF",
         "and chrF++ are those of sacreBLEU, and compare only with scores of the same signature:",
         "",
         *(f"- {line}" for line in _signatures(subject.scores)),
@@ -202,10 +207,13 @@ def _signatures(scores: Mapping[str, Scores]) -> list[str]:
     """How the scores were made, each once."""
     lines = []
     for of_set in scores.values():
-        lines += [f"BLEU `{of_set.bleu_signature}`", f"chrF `{of_set.chrf_signature}`"]
+        lines += [f"BLEU {code(of_set.bleu_signature)}", f"chrF {code(of_set.chrf_signature)}"]
         if of_set.chrf_plus_plus_signature is not None:
-            lines.append(f"chrF++ `{of_set.chrf_plus_plus_signature}`")
-        lines += [f"{judge} `{judgement.version or 'unknown version'}`" for judge, judgement in of_set.judges.items()]
+            lines.append(f"chrF++ {code(of_set.chrf_plus_plus_signature)}")
+        lines += [
+            f"{plain(judge)} {code(judgement.version or 'unknown version')}"
+            for judge, judgement in of_set.judges.items()
+        ]
     return list(dict.fromkeys(lines))
 
 
@@ -218,17 +226,25 @@ def _data(subject: Subject) -> list[str]:
         origin = of_set.origin
         files = list(of_set.files.values())
         source = str(origin) if origin is not None else ", ".join(file.path for file in files)
-        digests = " ".join(f"`{file.sha256[:DIGITS]}`" for file in files[:MOST_DIGESTS])
+        digests = " ".join(code(file.sha256[:DIGITS].replace("|", "")) for file in files[:MOST_DIGESTS])
         more = "" if len(files) <= MOST_DIGESTS else f" and {len(files) - MOST_DIGESTS} more"
         licence = "" if origin is None or origin.corpus is None else origin.corpus.licence or "unknown"
         revision = "" if origin is None else origin.revision or ""
         kept = "" if of_set.pairs_kept is None else f"{of_set.pairs_kept:,}"
         rows.append(
-            [_cell(name), _cell(source), revision, _cell(licence), f"{of_set.pairs_read:,}", kept, f"{digests}{more}"]
+            [
+                plain(name),
+                plain(source),
+                plain(revision),
+                plain(licence),
+                f"{of_set.pairs_read:,}",
+                kept,
+                f"{digests}{more}",
+            ]
         )
     head = ["set", "what it is", "revision", "its licence", "pairs", "trained on", "SHA-256 of the files"]
     told = [number for number in range(len(head)) if any(row[number] for row in rows)]
-    dropped = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in report.dropped.items() if count]
+    dropped = [f"{count:,} {plain(reason.replace('_', ' '))}" for reason, count in report.dropped.items() if count]
     models = "One model of" if subject.record.target_tokenizer_sha256 is None else "Two models of"
     lines = [
         "## Data",
@@ -248,7 +264,7 @@ def _data(subject: Subject) -> list[str]:
         for entry in of_set.origin.corpus.citations.values()
     ]
     if to_cite:
-        lines += ["", "To cite:", "", "```bibtex", *dict.fromkeys(to_cite), "```"]
+        lines += ["", "To cite:", "", *fenced("bibtex", dict.fromkeys(to_cite))]
     return lines
 
 
@@ -273,7 +289,7 @@ def _training(subject: Subject) -> list[str]:
             f"- {results.steps:,} steps, {results.sentences:,} sentences and {results.target_tokens:,} target tokens, "
             f"up to epoch {results.epochs + 1}, in {record.resolved.precision.value}"
         )
-        machine = "" if record.machine is None else f" on {record.machine}"
+        machine = "" if record.machine is None else f" on {plain(record.machine)}"
         lines.append(f"- {format_duration(round(results.training_seconds))} of training{machine}{_flops(subject)}")
     else:
         lines.append(
@@ -281,14 +297,17 @@ def _training(subject: Subject) -> list[str]:
         )
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     lines += [
-        f"- started {record.started}, with {versions}",
+        f"- started {plain(record.started)}, with {plain(versions)}",
         "",
         "The same training again, in a folder that has the files of the data, and the scores:",
         "",
-        "```sh",
-        _line("train", train_overrides(record.config)),
-        _line("evaluate", [f"run_dir={record.config.run_dir}"]),
-        "```",
+        *fenced(
+            "sh",
+            [
+                _line("train", train_overrides(record.config)),
+                _line("evaluate", [f"run_dir={record.config.run_dir}"]),
+            ],
+        ),
     ]
     return lines
 
@@ -316,8 +335,8 @@ def _limits(subject: Subject) -> list[str]:
     report = subject.report
     if report is not None:
         lines.append(
-            f"- It has learned from {report.pairs_kept:,} pairs of `{source}` and `{target}`, and nothing else. How it "
-            "translates text of another kind than that of the table above was not measured."
+            f"- It has learned from {report.pairs_kept:,} pairs of {code(source)} and {code(target)}, and nothing "
+            "else. How it translates text of another kind than that of the table above was not measured."
         )
         if report.lines is not None:
             lines.append(
@@ -339,7 +358,7 @@ def _limits(subject: Subject) -> list[str]:
 def _licence(subject: Subject, job: PushJob) -> list[str]:
     lines = ["## Licence", "", f"`{job.license}`, as chosen by who published it."]
     if subject.origin is not None:
-        lines.append(f"It comes from {subject.origin.describe()}.")
+        lines.append(f"It comes from {plain(subject.origin.describe())}.")
     if any(of_set.origin is not None and of_set.origin.corpus is not None for of_set in _sets(subject).values()):
         lines.append("Those of the data are in the table above.")
     return lines
@@ -362,9 +381,4 @@ def _line(command: str, arguments: Sequence[str]) -> str:
 
 
 def _listed(tags: Sequence[str]) -> str:
-    return ", ".join(f"`{tag}`" for tag in tags)
-
-
-def _cell(text: str) -> str:
-    """A name as a cell of a table."""
-    return " ".join(text.replace("|", "\\|").split())
+    return ", ".join(map(code, tags))

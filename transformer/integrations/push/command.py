@@ -39,6 +39,7 @@ from transformer.integrations.published.hub_run import CARD, RUN_FILE, check_sea
 from transformer.integrations.push.card import Subject, format_card
 from transformer.integrations.push.job import LICENCES, PushJob
 from transformer.integrations.push.portable import portable_job, portable_record, portable_report
+from transformer.integrations.push.tokenizer_file import without_origin
 from transformer.records import Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, MODEL, SOURCE, RunDir
 from transformer.tools.metrics import only_numbers
@@ -122,9 +123,7 @@ def _read(job: PushJob) -> Subject:
     run.check_folders()
     checkpoint = find_checkpoint(run.path, "auto")
     record = run.read_record()
-    models = read_models(run.path)
-    run.check_tokenizers(models)
-    Tokenizers.of(models, run.path)
+    models = _read_tokenizers(run)
     report = read_report(run) if run.data.exists() else None
     results = run.read_results() if run.results.exists() else None
     if results is not None and not _are_of(results, checkpoint):
@@ -136,7 +135,7 @@ def _read(job: PushJob) -> Subject:
         check_kept(run, {name: pairs for name, pairs in sets.items() if name != DEV})
     return Subject(
         run=run,
-        record=portable_record(record),
+        record=portable_record(record, models),
         checkpoint=checkpoint,
         report=None if report is None else portable_report(report),
         results=results,
@@ -150,6 +149,17 @@ def _read(job: PushJob) -> Subject:
         },
         scores={} if results is None else {name: _judged(run, name, one) for name, one in results.scores.items()},
     )
+
+
+def _read_tokenizers(run: RunDir) -> dict[str, bytes]:
+    """The tokenizers' files, without where they were trained. Raises CheckpointError and InputError."""
+    models = read_models(run.path)
+    run.check_tokenizers(models)
+    Tokenizers.of(models, run.path)
+    try:
+        return {name: without_origin(model) for name, model in models.items()}
+    except ValueError as error:
+        raise InputError(f"{run.tokenizer}: not a SentencePiece model: {error}") from error
 
 
 def _read_sets(run: RunDir) -> Sets:

@@ -2,6 +2,8 @@
 
     run.json, data.json, config.json of a checkpoint -> portable_record, portable_report, portable_job
 
+    tokenizer.model                            -> `tokenizer_file.without_origin`, whose digests run.json then has
+
 What `translate`, `evaluate`, `export` and `init_from` read stays as it is. Text of the training is left out, too.
 """
 
@@ -18,15 +20,22 @@ from transformer.data.report import DataReport, FileReport, SetReport
 from transformer.data.source import DatasetOrigin
 from transformer.integrations import mtdata
 from transformer.records import Imported, Origin, RunRecord
+from transformer.run_dir import tokenizer_digests
 
 _BY_NAME = (ON_HUB, mtdata.PREFIX, testset.PREFIX)
 _ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # a data set
 
 
-def portable_record(record: RunRecord) -> RunRecord:
-    """run.json. What was found out about the device is left out, too: elsewhere it is found out again."""
+def portable_record(record: RunRecord, models: Mapping[str, bytes]) -> RunRecord:
+    """run.json, beside these tokenizers.
+
+    What was found out about the device is left out, too: elsewhere it is found out again.
+    """
+    tokenizer_sha256, target_tokenizer_sha256 = tokenizer_digests(models)
     return replace(
         record,
+        tokenizer_sha256=tokenizer_sha256,
+        target_tokenizer_sha256=target_tokenizer_sha256,
         config=portable_job(record.config),
         init_from=None if record.init_from is None else _portable_origin(record.init_from),
         imported=None if record.imported is None else _portable_import(record.imported),
