@@ -4,10 +4,16 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from support.machine import become_the_machine_that_is_asked_for, describe_machine, shuffle
+
+CORES = len(os.sched_getaffinity(0))  # before another machine says that it has one
+become_the_machine_that_is_asked_for()
+
 import torch
 import torch._dynamo  # which the first optimizer imports: a second less of each process that a test forks
 import torch.utils.tensorboard
@@ -20,7 +26,22 @@ from transformer.decoding.translator import Translator
 
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: tests wait for commands, ranks and signals for a tenth of their time."""
-    return len(os.sched_getaffinity(0)) + 1
+    return CORES + 1
+
+
+def pytest_report_header() -> str | None:
+    return describe_machine()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Once more, for -q has no header: with this line, the tests run as they have."""
+    if (machine := describe_machine()) is not None:
+        terminalreporter.write_line(machine)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    shuffle(items)
 
 
 def pytest_collection_finish() -> None:
@@ -74,6 +95,26 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Decides what torch says that this machine's processor multiplies in hardware, by a kind of processor's name.
+
+    `avx2`: neither bf16 nor 8-bit integers; `vnni`: 8-bit integers; `amx`: both.
+    """
+    answers = {
+        "_is_amx_tile_supported": ["amx"],
+        "_is_avx512_bf16_supported": ["amx"],
+        "_is_vnni_supported": ["vnni", "amx"],
+        "_is_avx512_vnni_supported": ["vnni", "amx"],  # the same question by another name, in other versions
+    }
+
+    def choose(kind: str) -> None:
+        for question, kinds in answers.items():
+            monkeypatch.setattr(torch.cpu, question, lambda answer=kind in kinds: answer, raising=False)
+
+    return choose
 
 
 @pytest.fixture(scope="session")

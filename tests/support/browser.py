@@ -85,8 +85,8 @@ class Browser:
         self.wait_for(f"document.querySelector({json.dumps(drawn)}) !== null")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of a JavaScript expression in the page; of a promise, once it is kept."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
@@ -98,7 +98,7 @@ class Browser:
             time.sleep(0.02)
 
     def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
-        """Show the page in a window of this size, in CSS pixels."""
+        """Show the page in a window of this size, in CSS pixels, and wait until it is laid out and drawn in it."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -106,10 +106,17 @@ class Browser:
             deviceScaleFactor=scale,
             mobile=width < 600,
         )
+        self.wait_for(f"document.documentElement.clientWidth === {width}")
+        self.wait_for_frame()
+
+    def wait_for_frame(self) -> None:
+        """Wait until the page has been drawn as it is by now, and what it does in answer to a new size is done."""
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def choose_scheme(self, scheme: str) -> None:
         """`light` or `dark`."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.wait_for_frame()
 
     def move_to(self, x: float, y: float) -> None:
         """Move the mouse."""

@@ -145,18 +145,49 @@ def test_attention_maps_leave_the_model_as_it_was() -> None:
 
 # ---- figures --------------------------------------------------------------------------------------------------------
 
-UNKNOWN = "\U00030ede"  # a Chinese character of seventy strokes that hardly any font has
+UNKNOWN = "\U00030ede"  # a Chinese character of seventy strokes that matplotlib's own font does not have
 
 
 def panels_of(count: int, words: int) -> list[Panel]:
     return [Panel(f"head {n}", [("#1f77b4", np.full((words, words), 1 / words))]) for n in range(1, count + 1)]
 
 
-def test_fonts_for_names_the_characters_that_no_font_has() -> None:
-    families, missing = fonts_for(f"abc é ▁ {UNKNOWN}")
-    assert (families[0], missing) == ("DejaVu Sans", {UNKNOWN})
+@pytest.fixture
+def fonts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fonts of the machine, beside matplotlib's own: none, until a test adds one."""
+    manager = pytest.importorskip("matplotlib.font_manager")
+    paths: list[str] = []
+    monkeypatch.setattr(manager, "findSystemFonts", lambda: paths)
+    monkeypatch.setattr(manager.fontManager, "ttflist", [*manager.fontManager.ttflist])
+    return paths
 
 
+def write_font(path: Path, family: str, character: str) -> str:
+    """A font of one character, which is empty."""
+    from fontTools.fontBuilder import FontBuilder  # which comes with matplotlib
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", "only"])
+    builder.setupCharacterMap({ord(character): "only"})
+    builder.setupGlyf(dict.fromkeys((".notdef", "only"), TTGlyphPen(None).glyph()))
+    builder.setupHorizontalMetrics(dict.fromkeys((".notdef", "only"), (500, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": family, "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+    return str(path)
+
+
+def test_fonts_for_names_the_characters_that_no_font_has(fonts: list[str], tmp_path: Path) -> None:
+    assert fonts_for(f"abc é ▁ {UNKNOWN}") == (["DejaVu Sans"], {UNKNOWN})
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    fonts += [str(tmp_path / "broken.ttf"), write_font(tmp_path / "strokes.ttf", "Strokes", UNKNOWN)]
+    assert fonts_for(f"abc é ▁ {UNKNOWN}中") == (["DejaVu Sans", "Strokes"], {"中"})
+
+
+@pytest.mark.usefixtures("fonts")
 @pytest.mark.parametrize("draw_figure", [draw_lines, draw_maps])
 def test_figures_show_any_text(draw_figure: Callable[..., Picture | None], caplog: pytest.LogCaptureFixture) -> None:
     """What is a formula to matplotlib, markup, controls, and a character without a font: its piece is numbered."""

@@ -1,6 +1,6 @@
 """Ranks that are killed or stopped at random moments, in numbers; `-s` shows the totals.
 
-Every survivor ends by itself, with status 7 or with its work done, and within seconds. Every committed checkpoint
+Every survivor ends by itself, with status 7 or with its work done. Every committed checkpoint
 stays. Every run that is started again until it is finished ends as one that nobody disturbed: with its bits on two
 ranks, and to rounding on more. There gloo adds up a gradient in the order in which it lies in DDP's buckets, which are
 laid out anew after the first step of a process.
@@ -139,7 +139,6 @@ def test_train_ends_every_rank_when_one_is_killed(
     for status, count in totals.statuses.items():
         record_property(f"survivors of killed ranks that ended with {status}", count)
     assert set(totals.statuses) <= {0, PeerError.exit_status}
-    assert max(totals.seconds) < 5.0
 
 
 def finished(run_dir: Path, calm: Path, *, is_exact: bool) -> bool:
@@ -181,4 +180,3 @@ def test_train_ends_every_rank_when_one_is_stopped(
         print(f"\n{size} ranks, stopped, with a timeout of {TIMEOUT:g} s: {totals}")
     record_property("ranks stopped", len(totals.seconds))
     assert set(totals.statuses) == {PeerError.exit_status}
-    assert max(totals.seconds) < TIMEOUT + 2.0

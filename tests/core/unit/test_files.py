@@ -33,7 +33,7 @@ def test_write_output_writes_into_a_pipe_and_a_device(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
     reader.start()
     write_output(tmp_path / "pipe", b"page")
-    reader.join(timeout=10)
+    reader.join(timeout=120)
     assert (read, (tmp_path / "pipe").is_fifo()) == ([b"page"], True)
 
     for name in ("null", "full"):  # through links: before it was mended, this test would have replaced the devices

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -258,13 +259,17 @@ def test_resolve_settings_gives_the_fused_loss_the_rows_that_fit_and_keeps_them(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_resolve_again_asks_anew_whether_to_compile_on_another_kind_of_device() -> None:
-    """On a CPU a run is compiled only if that is asked for, on a GPU by rule."""
+@pytest.mark.parametrize("kind", ["avx2", "amx"])
+def test_resolve_again_asks_anew_whether_to_compile_on_another_kind_of_device(
+    kind: str, processor: Callable[[str], None]
+) -> None:
+    """On a CPU a run is compiled only if that is asked for, on a GPU by rule: in bf16, and not in fp32."""
+    processor(kind)
     on_cpu, on_gpu = (job(device=device) for device in (Device.cpu, Device.cuda))
     asked = job(device=Device.cpu, layout=LayoutKind.padded, compile=True)
     refused = job(device=Device.cuda, compile=False)
     began = {name: resolve_settings(made, 1) for name, made in (("cpu", on_cpu), ("gpu", on_gpu), ("asked", asked))}
-    assert resolve_again(on_gpu, began["cpu"]).compile
+    assert resolve_again(on_gpu, began["cpu"]).compile == (kind == "amx"), "the run keeps its precision"
     assert not resolve_again(on_cpu, began["gpu"]).compile
     assert resolve_again(on_cpu, began["asked"]).compile, "kept, where the device is of the same kind"
     assert not resolve_again(on_gpu, resolve_settings(refused, 1)).compile
