@@ -52,7 +52,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """No test, and no fixture of a test, begins with what the one before has left.
 
     Tests are small: more threads only wait for each other, and sums keep one order. CTranslate2 shares OpenMP with
@@ -62,6 +62,9 @@ def pytest_runtest_setup() -> None:
     torch.set_num_threads(1)
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("transformer").setLevel(logging.NOTSET)
+    for needs in item.iter_markers("needs"):
+        for package in needs.args:
+            pytest.importorskip(package)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -155,7 +155,7 @@ def test_a_time_that_the_log_does_not_fit_is_seen(
 
 
 def test_run_times_the_command_with_three_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of which finds the corpus that another has prepared, beside its run. By the clock, each takes 100 seconds."""
+    """None of which finds the corpus that another has prepared, beside its run. By the clock, each takes 100 s."""
     clock = itertools.count(5.0, 100.0)
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     program = "import sys, pathlib; pathlib.Path(sys.argv[2]).write_text(sys.argv[1]); "

@@ -209,6 +209,7 @@ def test_figures_show_any_text(draw_figure: Callable[..., Picture | None], caplo
     assert "no font for 1 characters" in caplog.text
 
 
+@pytest.mark.needs("matplotlib")
 @pytest.mark.parametrize("words", [1, 60])
 def test_figures_stay_within_bounds(words: int) -> None:
     """Few words and many: at most 8,000 pixels a side, and a page's shape."""
@@ -237,6 +238,7 @@ def unpack(packed: str) -> np.ndarray[Any, Any]:
     return np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<u2")
 
 
+@pytest.mark.needs("matplotlib")
 def test_attention_writes_the_same_weights_into_every_file(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +275,7 @@ def test_attention_writes_the_same_weights_into_every_file(
         assert content.startswith(b"\x89PNG") if path.suffix == ".png" else b"<svg" in content
 
 
+@pytest.mark.needs("matplotlib")
 def test_attention_draws_one_word_with_every_head(trained: Path, tmp_path: Path) -> None:
     """As the paper's Figures 3 and 4: a panel of all heads; no figure where a role does not have the word.
 

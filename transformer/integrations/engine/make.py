@@ -2,8 +2,9 @@
 
     RUN/engines/DIGEST-TYPE/  {config.json, model.bin, shared_vocabulary.json}  MANIFEST.json
 
-DIGEST is of all that the files are made from. A folder with the name is complete, and was checked; a damaged one is
-made again. Where the run cannot be written, the engine lives in a temporary folder as long as the translator does.
+DIGEST is of all that the files are made from. A folder with the name is complete, and was checked (in int8, on such a
+processor); a damaged one is made again. Where the run cannot be written, the engine lives in a temporary folder as long
+as the translator does.
 """
 
 import copy
@@ -43,6 +44,7 @@ LONGEST = 24  # pieces of a made-up one
 MOST_LOSS = 0.1  # by which the log-probability of a piece may deviate in few bits, on average
 _FIRST_LINES = 1 << 18  # bytes of the dev set that sentences are taken from
 _OTHERWISE = "set search.engine=torch"
+_IN_FLOAT32 = "set search.engine_type=float32"
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ def with_engine(translator: Translator, run: RunDir, checkpoint: Checkpoint) -> 
     except InputError as error:
         if translator.search.engine_type is not EngineType.auto or quantization is Quantization.float32:
             raise
-        log.warning("%s; float32 is used", str(error).removesuffix(f": {_OTHERWISE}"))
+        log.warning("%s; float32 is used", str(error).removesuffix(f": {_IN_FLOAT32}"))
         quantization = Quantization.float32
         searcher = _searcher_of(translator, run, checkpoint, quantization=quantization)
     search = replace(translator.search, engine_type=EngineType(quantization.value))
@@ -102,7 +104,8 @@ def _searcher_of(
         seal(folder)
 
     run.check_folders()
-    folder = run.engines / f"{_digest(run, checkpoint)}-{quantization.value}"
+    digest = _digest(run, checkpoint, saturates=quantization is Quantization.int8 and not multiplies_int8())
+    folder = run.engines / f"{digest}-{quantization.value}"
     is_temporary = False
     with suppress(CheckpointError):  # missing, or damaged
         files = read_engine(folder)
@@ -126,11 +129,16 @@ def _searcher_of(
     )
 
 
-def _digest(run: RunDir, checkpoint: Checkpoint) -> str:
-    """Of what the files are made from: weights, model, tokenizers, and the versions of their writers."""
+def _digest(run: RunDir, checkpoint: Checkpoint, *, saturates: bool) -> str:
+    """Of what the files are made from: weights, model, tokenizers, and the versions of their writers.
+
+    `saturates`: this processor computes something else with them than others do, which is checked by itself.
+    """
     weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)]
     model = to_json(checkpoint.settings("model", ModelConfig))
     parts = [FORMAT, version(), weights.sha256, model, *tokenizer_digests(read_models(run.path))]
+    if saturates:
+        parts.append("saturates")
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -155,7 +163,7 @@ def _check(translator: Translator, run: RunDir, folder: Path, quantization: Quan
     if problems:
         raise InputError(
             f"search.engine=ctranslate2: in {quantization.value} it does not compute what the model does "
-            f"({'; '.join(problems)}): {_OTHERWISE}"
+            f"({'; '.join(problems)}): {_OTHERWISE if is_exact else _IN_FLOAT32}"
         )
 
 
