@@ -211,6 +211,11 @@ def has_triton(device: torch.device) -> bool:
     return device.type == "cuda" and _is_triton_installed() and _is_ampere_or_later(device)
 
 
+def has_wide_tiles(device: torch.device) -> bool:
+    """Whether a GPU multiplies tiles of 128 x 128 from its shared memory: Hopper and Blackwell, but not in GeForce."""
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).major in (9, 10)
+
+
 def _is_triton_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 

@@ -207,6 +207,24 @@ class HeadIndices:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """Stretches of slots that hold sentences whole: what one program of the kernel `sentences` attends to.
+
+    A row is (first query slot, end, first key slot, end). On either side it spans at most 64 slots if it is small, 128
+    if it is large. All slots are in one tile, empty ones too, but those of sentences that are longer; rows of zeros
+    fill up. How many rows there are follows from the numbers of slots alone.
+    """
+
+    owner: Tensor  # (N,) int32: which sentence a slot of this side belongs to; -1: it is empty
+    own: Tensor  # (2, n, 4) int32: small ones and large ones, where queries and keys are both of this side
+    cross: Tensor | None  # the same, where keys are of the other side; None: it does not look there
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Tiles":
+        """The same tiles, with each tensor changed."""
+        return Tiles(change(self.owner), change(self.own), None if self.cross is None else change(self.cross))
+
+
+@dataclass(frozen=True)
 class Packed:
     """Sentences end to end in `N` slots. The slots left at the end are empty: no query sees them, and they see nothing.
 
@@ -219,6 +237,7 @@ class Packed:
     longest: int  # no sentence is longer
     groups: Groups | None  # None: attention is by `kernel`
     kernel: AttentionKernel | None  # None: attention is in groups
+    tiles: Tiles | None = None  # for the kernel `sentences`
 
     def positions(self) -> Tensor:
         """The position of every slot in its sentence, counted from 0, as `(N,)`."""
@@ -237,6 +256,7 @@ class Packed:
             longest=self.longest,
             groups=None if self.groups is None else self.groups.map(change),
             kernel=self.kernel,
+            tiles=None if self.tiles is None else self.tiles.map(change),
         )
 
     def ranges_in(self, other: "Packed") -> Ranges:

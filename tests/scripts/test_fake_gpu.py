@@ -118,6 +118,47 @@ def test_train_step_with_triton_attention_is_one_graph_around_it() -> None:
     assert backward["gigabytes"] <= 5.50 * ROOM
 
 
+def test_train_step_with_fused_kernels_is_one_graph_around_them() -> None:
+    """As above, with whole sentences: whatever their lengths, the batch has these shapes."""
+    found = report("fake_gpu.py", "--layers=1", "--kernels=fused")
+    assert found["resolved"]["attention_kernel"] == "sentences"
+    assert found["breaks"] == {}
+    assert found["compiled"] == 1
+
+    forward, backward = found["graphs"]
+    operators = {"transformer.sentence_attention": 3}
+    assert {name: count for name, count in forward["calls"].items() if name.startswith("transformer")} == {
+        f"{name}.default": count for name, count in operators.items()
+    }
+    assert {name: count for name, count in backward["calls"].items() if name.startswith("transformer")} == {
+        f"{name}_backward.default": count for name, count in operators.items()
+    }
+    assert forward["launches"] <= 30 * ROOM
+    assert backward["launches"] <= 36 * ROOM
+
+
+def test_sentence_attention_is_machine_code() -> None:
+    """For Ampere, Hopper and Blackwell: small tiles of heads of 64 have all that they need in registers.
+
+    So have large ones since Hopper, but for a few numbers of a thread under dropout or in wide heads. On Ampere, where
+    the matrix units read registers alone, large tiles spill.
+    """
+    kernels = report("triton_kernels.py", "sentence_machine_code")
+    assert len(kernels) == 2 * (3 + 5 + 5)
+    for kernel in kernels:
+        assert kernel["matrix_units"], kernel
+        is_small = kernel["tile"] == 64
+        if kernel["arch"] == 80:
+            assert kernel["shared"] <= 99 * 1024  # of the smallest since Ampere
+            assert kernel["stack"] <= (0 if is_small else 512), kernel
+        else:
+            assert kernel["shared"] <= 227 * 1024
+            assert kernel["stack"] <= (0 if is_small else 8 if kernel["width"] == 64 else 128), kernel
+        if kernel["arch"] == 90 and is_small and kernel["width"] == 64:  # three blocks or more at once
+            is_forward = kernel["name"] == "_forward_kernel"
+            assert kernel["registers"] <= (128 if is_forward else 168 if not kernel["dropout"] else 192), kernel
+
+
 def test_kernels_in_triton_are_machine_code() -> None:
     """Of this package, for Ampere and Hopper, with and without dropout, for heads of 64 and 128.
 

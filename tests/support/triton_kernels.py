@@ -1,6 +1,6 @@
 """The package's Triton kernels without a GPU: their values on a CPU, and their machine code for two GPUs.
 
-    TRITON_INTERPRET=1 python tests/support/triton_kernels.py attention      or loss
+    TRITON_INTERPRET=1 python tests/support/triton_kernels.py attention      or sentences, loss
     python tests/support/triton_kernels.py machine_code
 
 Triton's interpreter runs a kernel program by program in NumPy. It decides at import whether to, for the whole process:
@@ -30,7 +30,8 @@ from transformer.config.settings import AttentionKernel
 from transformer.data.packing import pack
 from transformer.kernels.gpu import attention as attention_kernels
 from transformer.kernels.gpu import loss as loss_kernels
-from transformer.kernels.packed_attention import plain_attention
+from transformer.kernels.gpu import sentences as sentence_kernels
+from transformer.kernels.packed_attention import LARGE, SMALL, plain_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
@@ -45,7 +46,7 @@ DROPOUT = 0.25
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The Triton kernels without a GPU.")
-    parser.add_argument("part", choices=["attention", "loss", "machine_code"])
+    parser.add_argument("part", choices=["attention", "sentences", "loss", "machine_code", "sentence_machine_code"])
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -53,12 +54,18 @@ def main() -> None:
         case "attention":
             let_numpy_count()
             found: Any = attention()
+        case "sentences":
+            let_numpy_count()
+            found = sentences()
         case "loss":
             let_numpy_count()
             found = loss()
         case "machine_code":
             with tempfile.TemporaryDirectory() as folder:
                 found = [asdict(kernel) for kernel in machine_code(Path(folder))]
+        case "sentence_machine_code":
+            with tempfile.TemporaryDirectory() as folder:
+                found = [asdict(kernel) for kernel in sentence_machine_code(Path(folder))]
     json.dump(found, sys.stdout)
 
 
@@ -126,15 +133,14 @@ def attention() -> dict[str, Any]:
     }
 
 
-def layouts(role: str, lengths: Any, slots: int) -> tuple[Any, Any]:
+def layouts(role: str, lengths: Any, slots: int, kernel: AttentionKernel = AttentionKernel.triton) -> tuple[Any, Any]:
     """Queries and keys."""
-    source, target = pack(np.array(lengths), (slots, slots), kernel=AttentionKernel.triton)
+    source, target = pack(np.array(lengths), (slots, slots), kernel=kernel)
     return {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}[role]
 
 
-def by_sentence(q: Tensor, k: Tensor, v: Tensor, *, role: str) -> Tensor:
+def by_sentence(q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packed, causal: bool) -> Tensor:
     """`attention_weights` of each sentence alone, times its values; zero in empty slots."""
-    queries, keys = layouts(role, sentence_lengths(), SLOTS)
     out = torch.zeros(len(q), q.shape[1], v.shape[2], dtype=q.dtype)
     bounds = zip(pairwise(queries.offsets.tolist()), pairwise(keys.offsets.tolist()), strict=True)
     for (start, end), (first, last) in bounds:
@@ -145,7 +151,7 @@ def by_sentence(q: Tensor, k: Tensor, v: Tensor, *, role: str) -> Tensor:
             k[None, first:last],
             queries=Padded.full_rows(1, end - start, q.device),
             keys=Padded.full_rows(1, last - first, q.device),
-            causal=role == "causal",
+            causal=causal,
             scale=SCALE,
             score_vector=None,
         )  # (1, H, T, S)
@@ -158,16 +164,17 @@ def look_of(queries: Packed, keys: Packed, *, causal: bool, dropout: float = 0.0
     return Look(queries, keys, causal=causal, scale=SCALE, score_vector=None, dropout=dropout)
 
 
-def parity(case: Case) -> list[float]:
+def parity(case: Case, kernel: AttentionKernel = AttentionKernel.triton, lengths: Any = None) -> list[float]:
     """The errors of the output and of the gradients of q, k and v."""
-    queries, keys = layouts(case.role, sentence_lengths(), SLOTS)
+    queries, keys = layouts(case.role, sentence_lengths() if lengths is None else lengths, SLOTS, kernel)
+    causal = case.role == "causal"
     q = draw(SLOTS, case.heads, case.width, seed=1, dtype=case.dtype).requires_grad_()
     k = draw(SLOTS, case.heads, case.width, seed=2, dtype=case.dtype).requires_grad_()
     v = draw(SLOTS, case.heads, case.value_width, seed=3, dtype=case.dtype).requires_grad_()
     upstream = draw(SLOTS, case.heads, case.value_width, seed=4, dtype=case.dtype)
-    found = attend(q, k, v, look_of(queries, keys, causal=case.role == "causal"))
+    found = attend(q, k, v, look_of(queries, keys, causal=causal))
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    wanted = by_sentence(*exact, role=case.role)
+    wanted = by_sentence(*exact, queries=queries, keys=keys, causal=causal)
 
     gradients = torch.autograd.grad(found, (q, k, v), upstream)
     expected = torch.autograd.grad(wanted, exact, upstream.double())
@@ -175,9 +182,9 @@ def parity(case: Case) -> list[float]:
     return [difference(one, other) for one, other in pairs]
 
 
-def strided() -> bool:
+def strided(kernel: AttentionKernel = AttentionKernel.triton) -> bool:
     """Whether q, k and v that lie beside each other in one tensor give what they give apart, to the last bit."""
-    queries, keys = layouts("encoder", FEW, FEW_SLOTS)
+    queries, keys = layouts("encoder", FEW, FEW_SLOTS, kernel)
     together = draw(FEW_SLOTS, 3, 2, 16, seed=1, dtype=torch.float32).requires_grad_()
     apart = [x.detach().contiguous().requires_grad_() for x in together.unbind(1)]
     results = []
@@ -195,12 +202,12 @@ def strided() -> bool:
     return torch.equal(results[0], results[1]) and torch.equal(gradient, torch.stack(gradients, 1))
 
 
-def empty_slots() -> bool:
+def empty_slots(kernel: AttentionKernel = AttentionKernel.triton, lengths: Any = FEW, slots: int = FEW_SLOTS) -> bool:
     """Whether NaN in every empty slot, on the way there and back, changes nothing elsewhere and gives zeros there."""
-    queries, keys = layouts("cross", FEW, FEW_SLOTS)
+    queries, keys = layouts("cross", lengths, slots, kernel)
     results = []
     for filler in (0.0, math.nan):
-        q, k, v, upstream = (draw(FEW_SLOTS, 2, 16, seed=seed, dtype=torch.float32) for seed in range(4))
+        q, k, v, upstream = (draw(slots, 2, 16, seed=seed, dtype=torch.float32) for seed in range(4))
         for x, layout in ((q, queries), (k, keys), (v, keys), (upstream, queries)):
             x[~layout.is_real()] = filler
         inputs = [x.requires_grad_() for x in (q, k, v)]
@@ -299,6 +306,72 @@ def dropout() -> dict[str, Any]:
     }
 
 
+# ---- attention by whole sentences -----------------------------------------------------------------------------------
+
+SHORT = [(20, 30), (13, 3), (60, 21), (7, 64), (1, 1), (5, 2)]  # small tiles do
+LONG = [(20, 30), (13, 3), (60, 21), (30, 70), (5, 2), (101, 33), (131, 7), (9, 9)]  # large ones do not, either
+
+
+def sentences() -> dict[str, Any]:
+    """How far the kernels are from the formula, and whether they drop what the formula drops."""
+    cases = {
+        "encoder": Case("encoder", torch.float64, 1, 16, 16),
+        "causal": Case("causal", torch.float64, 1, 16, 16),
+        "cross": Case("cross", torch.float64, 2, 16, 16),
+        "widths that are padded": Case("causal", torch.float64, 1, 24, 40),
+        "float32": Case("cross", torch.float32, 1, 64, 64),
+        "float16": Case("causal", torch.float16, 1, 64, 64),
+        "wide": Case("encoder", torch.float16, 1, 128, 128),
+    }
+    kernel = AttentionKernel.sentences
+    by_lengths = {"of the corpus": None, "short": SHORT}
+    return {
+        "parity": {
+            f"{name}, {which}": parity(case, kernel, lengths)
+            for name, case in cases.items()
+            for which, lengths in by_lengths.items()
+        },
+        "strided": strided(kernel),
+        "empty": [empty_slots(kernel, lengths, 640) for lengths in (SHORT, FEW, LONG)],
+        "dropout": {
+            f"{role}, {name}": sentence_dropout(role, lengths)
+            for role in ("encoder", "causal", "cross")
+            for name, lengths in (("short", SHORT), ("long", LONG))
+        },
+    }
+
+
+def sentence_dropout(role: str, lengths: Any) -> list[float]:
+    """The errors of output and gradients against the formula with a mask made by NumPy; tiles begin anywhere."""
+    slots = 384
+    queries, keys = layouts(role, lengths, slots, AttentionKernel.sentences)
+    causal = role == "causal"
+    ranges = queries.ranges_in(keys).up_to_itself() if causal else queries.ranges_in(keys)
+    seed = 0x1234_5678_9ABC_DEF
+    kept = kept_by_philox(seed, heads=2, queries=slots, keys=slots)
+
+    inputs = [draw(slots, 2, 16, seed=number, dtype=torch.float64).requires_grad_() for number in range(3)]
+    upstream = draw(slots, 2, 16, seed=4, dtype=torch.float64)
+    wanted = plain_attention(*inputs, keys=ranges, scale=SCALE, kept=kept.double() / (1 - DROPOUT))
+    expected = torch.autograd.grad(wanted, inputs, upstream)
+
+    found = sentence_kernels.sentence_attention(
+        *inputs,
+        torch.tensor([seed]),
+        queries.tiles.cross if role == "cross" else queries.tiles.own,
+        queries.tiles.owner,
+        keys.tiles.owner,
+        queries.offsets,
+        keys.offsets,
+        queries.longest,
+        causal,
+        DROPOUT,
+        SCALE,
+    )
+    gradients = torch.autograd.grad(found, inputs, upstream)
+    return [difference(one, two) for one, two in zip((found, *gradients), (wanted, *expected), strict=True)]
+
+
 # ---- the loss -------------------------------------------------------------------------------------------------------
 
 
@@ -375,7 +448,8 @@ class Kernel:
 
     name: str
     arch: int  # 80 for sm_80
-    width: int  # of heads; 0: it has none
+    width: int  # of heads, or of rows that are normalised; 0: it has none
+    tile: int  # slots of a tile; 0: it has none
     dropout: bool
     registers: int  # of a thread
     stack: int  # bytes of a thread: more than 0 where registers did not suffice
@@ -387,6 +461,7 @@ POINTERS = {
     **dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v", "logits"), "*bf16"),
     **dict.fromkeys(("lse", "delta", "plain", "linear"), "*fp32"),
     **dict.fromkeys(("key_first", "key_end", "query_first", "query_end"), "*i32"),
+    **dict.fromkeys(("tiles", "query_owner", "key_owner"), "*i32"),
     **dict.fromkeys(("seed", "targets"), "*i64"),
 }
 
@@ -425,12 +500,35 @@ def machine_code(folder: Path) -> Iterator[Kernel]:
         )
 
 
+SENTENCES = [(64, SMALL, 0.0), (64, SMALL, 0.1), (64, LARGE, 0.1), (128, SMALL, 0.1), (128, LARGE, 0.1)]
+
+
+def sentence_machine_code(folder: Path) -> Iterator[Kernel]:
+    """The same of attention by whole sentences, for three generations: wide heads are not for Ampere."""
+    for arch in (80, 90, 100):
+        for width, tile, rate in SENTENCES[: 3 if arch == 80 else None]:
+            like = torch.empty(1, 1, width, dtype=torch.bfloat16)
+            for kernel in (sentence_kernels._forward_kernel, sentence_kernels._backward_kernel):
+                yield _compile(
+                    kernel,
+                    sentence_kernels.constants(like, like, causal=True, dropout=rate, scale=0.125, tile=tile),
+                    arch=arch,
+                    width=width,
+                    tile=tile,
+                    rate=rate,
+                    warps=sentence_kernels.warps(tile),
+                    stages=sentence_kernels.STAGES,
+                    folder=folder,
+                )
+
+
 def _compile(
     kernel: Any,
     constants: tuple[Any, ...],
     *,
     arch: int,
     width: int,
+    tile: int = 0,
     rate: float,
     warps: int,
     stages: int,
@@ -466,11 +564,12 @@ def _compile(
         name=kernel.__name__,
         arch=arch,
         width=width,
+        tile=tile,
         dropout=rate > 0.0,
         registers=int(numbers[1]),
         stack=int(numbers[2]),
         shared=compiled.metadata.shared,
-        matrix_units="wgmma" in compiled.asm["ptx"] or "mma.sync" in compiled.asm["ptx"],
+        matrix_units=any(name in compiled.asm["ptx"] for name in ("mma.sync", "wgmma", "tcgen05.mma")),
     )
 
 

@@ -108,17 +108,22 @@ class LayoutKind(Enum):
 
 
 class Kernels(Enum):
-    """What computes attention and loss on a GPU: torch's kernels, or this package's own in Triton."""
+    """What computes attention and loss on a GPU: torch's kernels, or this package's own in Triton.
+
+    `fused` attends to sentences whole, and has one kernel for residual connection, dropout and norm, too.
+    """
 
     torch = "torch"
     triton = "triton"
+    fused = "fused"
 
 
 class AttentionKernel(Enum):
-    """The kernel that attends to packed sentences on a GPU: torch's for sentences of any length, or ours."""
+    """The kernel that attends to packed sentences on a GPU: torch's for sentences of any length, or one of ours."""
 
     varlen = "varlen"
     triton = "triton"
+    sentences = "sentences"
 
 
 class Device(Enum):
@@ -655,7 +660,8 @@ class TrainConfig:
     )
     kernels: Kernels = option(
         Kernels.torch,
-        "kernels for packed attention and the loss on a GPU: torch's, or this package's own (triton)",
+        "kernels for packed attention and the loss on a GPU: torch's, or this package's own (triton); fused: newer "
+        "ones, for residual connections and norms, too",
         on_resume=OnResume.note,
     )
     proof: bool | None = option(

@@ -2,10 +2,12 @@
 
     pack      lay the sentences of each side end to end
       _group  without a kernel for that: cut them into groups of similar lengths, the same for both sides
+      _tile   for the kernel `sentences`: cut the slots into tiles that hold sentences whole
 
 Shapes: `B` sentences, `P` padded slots of all groups, `b` rows and `t` width of one group.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from transformer.config.settings import AttentionKernel
-from transformer.layout import Groups, Packed, Padded
+from transformer.kernels.packed_attention import LARGE, SMALL
+from transformer.layout import Groups, Packed, Padded, Tiles
 
 Numbers = npt.NDArray[Any]
 
@@ -44,10 +47,15 @@ def pack(
     if (totals > capacities).any():
         raise ValueError(f"{totals.tolist()} tokens do not fit {list(capacities)} slots")
 
+    # Sentences have a slot or more on either side: for tiles, as many offsets as will do for any batch.
+    entries = min(capacities) + 1 if kernel is AttentionKernel.sentences else len(lengths) + 1
     members = _group(lengths) if kernel is None else None
-    source = _pack_side(lengths[:, 0], capacities[0], members=members, kernel=kernel)
-    target = _pack_side(lengths[:, 1], capacities[1], members=members, kernel=kernel)
-    return source, target
+    source = _pack_side(lengths[:, 0], capacities[0], entries=entries, members=members, kernel=kernel)
+    target = _pack_side(lengths[:, 1], capacities[1], entries=entries, members=members, kernel=kernel)
+    if kernel is not AttentionKernel.sentences:
+        return source, target
+
+    return _tile(lengths, source, target)
 
 
 def _group(lengths: Numbers) -> list[Numbers]:
@@ -82,11 +90,14 @@ def _group(lengths: Numbers) -> list[Numbers]:
 
 
 def _pack_side(
-    lengths: Numbers, capacity: int, *, members: list[Numbers] | None, kernel: AttentionKernel | None
+    lengths: Numbers, capacity: int, *, entries: int, members: list[Numbers] | None, kernel: AttentionKernel | None
 ) -> Packed:
-    """The layout of one side: `lengths` `(B,)` is in the order of the packed sentences, `members` are the groups'."""
+    """The layout of one side: `lengths` `(B,)` is in the order of the packed sentences, `members` are the groups'.
+
+    There are at least so many `entries` of offsets.
+    """
     count = len(lengths)
-    offsets = np.zeros(_whole_multiples(count + 1, _OFFSETS), dtype=np.int32)
+    offsets = np.zeros(_whole_multiples(entries, _OFFSETS), dtype=np.int32)
     offsets[1 : count + 1] = lengths.cumsum()
     offsets[count + 1 :] = offsets[count]  # unused offsets repeat the last one
     total = int(offsets[-1])
@@ -103,6 +114,95 @@ def _pack_side(
         groups=None if members is None else _groups_of(lengths, offsets, capacity=capacity, members=members),
         kernel=kernel,
     )
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+def _tile(lengths: Numbers, source: Packed, target: Packed) -> tuple[Packed, Packed]:
+    """Both sides with the tiles of attention's three roles: `lengths` is `(B, 2)`.
+
+    What is compiled or recorded for a batch should do for the next one, too. So all shapes follow from the numbers of
+    slots, and `longest`, the same on both sides, has three values: small tiles suffice, or large ones do, or neither.
+    """
+    of_source, of_target = lengths.T.tolist()
+    source_slots, target_slots = len(source.position_ids), len(target.position_ids)
+    own_source = _cut(of_source, of_source, source_slots, source_slots)
+    own_target = _cut(of_target, of_target, target_slots, target_slots)
+    cross = _cut(of_target, of_source, target_slots, source_slots)
+
+    longest = 2 * LARGE
+    if lengths.max(initial=0) <= LARGE:
+        has_large = any(bool(tiles[1].any()) for tiles in (own_source, own_target, cross))
+        longest = LARGE if has_large else SMALL
+
+    source_tiles = Tiles(_owners(lengths[:, 0], source_slots), own_source, None)
+    target_tiles = Tiles(_owners(lengths[:, 1], target_slots), own_target, cross)
+    return replace(source, longest=longest, tiles=source_tiles), replace(target, longest=longest, tiles=target_tiles)
+
+
+def _cut(query_lengths: list[int], key_lengths: list[int], query_slots: int, key_slots: int) -> torch.Tensor:
+    """The tiles of one role, `(2, n, 4)`, as `Tiles` has them.
+
+    Where two tiles meet, the two have more slots than a small one may have, or one of them would do. So on one side
+    there are at most N / 32 of either size, and of large ones alone half as many: only where source and target are long
+    by turns small ones may be too many.
+    """
+    most = (query_slots + key_slots) // SMALL + 2
+    tiles = _greedy(query_lengths, key_lengths, query_slots, key_slots, small=SMALL)
+    if max(len(tiles[SMALL]), len(tiles[LARGE])) > most:
+        tiles = _greedy(query_lengths, key_lengths, query_slots, key_slots, small=LARGE)
+
+    rows = np.zeros((2, most, 4), dtype=np.int32)
+    for of_size, found in zip(rows, (tiles[SMALL], tiles[LARGE]), strict=True):
+        of_size[: len(found)] = np.array(found, dtype=np.int32).reshape(-1, 4)
+    return torch.from_numpy(rows)
+
+
+def _greedy(
+    query_lengths: list[int], key_lengths: list[int], query_slots: int, key_slots: int, *, small: int
+) -> dict[int, list[tuple[int, int, int, int]]]:
+    """Tiles by size: each takes the next sentences while they fit, and is small, of this size, if its first one is."""
+    tiles: dict[int, list[tuple[int, int, int, int]]] = {SMALL: [], LARGE: []}
+    size = 0  # of the tile in progress; 0: there is none
+    query_first = key_first = 0  # where it begins
+    query_at = key_at = 0
+
+    for n_queries, n_keys in zip(query_lengths, key_lengths, strict=True):
+        if query_at + n_queries - query_first > size or key_at + n_keys - key_first > size:
+            if size:
+                tiles[size].append((query_first, query_at, key_first, key_at))
+            longer = max(n_queries, n_keys)
+            size = small if longer <= small else LARGE if longer <= LARGE else 0
+            query_first = query_at
+            key_first = key_at
+
+        query_at += n_queries
+        key_at += n_keys
+        if not size:  # it fits none
+            query_first = query_at
+            key_first = key_at
+    if size:
+        tiles[size].append((query_first, query_at, key_first, key_at))
+
+    # The empty slots.
+    while query_at < query_slots or key_at < key_slots:
+        query_end = min(query_at + small, query_slots)
+        key_end = min(key_at + small, key_slots)
+        tiles[small].append((query_at, query_end, key_at, key_end))
+        query_at = query_end
+        key_at = key_end
+    return tiles
+
+
+def _owners(lengths: Numbers, slots: int) -> torch.Tensor:
+    """Which sentence each slot belongs to, `(N,)` int32; -1: it is empty."""
+    owner = np.full(slots, -1, dtype=np.int32)
+    owner[: lengths.sum()] = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    return torch.from_numpy(owner)
+
+
+# ---- groups ---------------------------------------------------------------------------------------------------------
 
 
 def _groups_of(lengths: Numbers, offsets: Numbers, *, capacity: int, members: list[Numbers]) -> Groups:

@@ -4,8 +4,9 @@
 is one range of key slots: its sentence's in an encoder, the same up to itself under a causal mask, the source
 sentence's between encoder and decoder. So a pair of integers a row says everything: no form here knows of sentences.
 
-State: the kernels compute what they should, on an H200 as in Triton's interpreter on a CPU. How fast they are has not
-been measured, and so only `train.kernels=triton` takes them.
+State: the kernels of `triton_attention` compute what they should on an H200, as in Triton's interpreter on a CPU; those
+of `sentence_attention` in the interpreter. How fast either are has not been measured, and so only
+`train.kernels=triton` takes the former, and only `train.kernels=fused` the latter.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torch import Tensor
 from transformer.compute import at_least_fp32
 
 WIDEST = 128  # numbers of a head that the Triton kernels hold
+WIDEST_IN_SMALL_TILES = 64  # that of whole sentences, on GPUs whose memory of a block is small
+SMALL, LARGE = 64, 128  # slots on either side of a tile that holds sentences whole
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,16 @@ class Ranges:
 
         Sentence i fills slots offsets[i] to offsets[i + 1], on either side.
         """
+        return cls.of_sentences(own_offsets, other_offsets[:-1], other_offsets[1:], slots=slots)
+
+    @classmethod
+    def of_sentences(cls, own_offsets: Tensor, first: Tensor, end: Tensor, *, slots: int) -> "Ranges":
+        """The same, where each sentence sees the slots from `first` `(B,)` to before `end` `(B,)`."""
         slot = torch.arange(slots, device=own_offsets.device, dtype=own_offsets.dtype)
         sentence = torch.searchsorted(own_offsets[1:], slot, right=True)  # of an empty slot: one past the last
 
-        ends = torch.cat((other_offsets[1:], other_offsets[-1:]))
-        return cls(other_offsets[sentence], ends[sentence])
+        last = end[-1:]  # what the empty slots see begins and ends there
+        return cls(torch.cat((first, last))[sentence], torch.cat((end, last))[sentence])
 
     def up_to_itself(self) -> "Ranges":
         """Of queries under a causal mask: the keys up to their own slot."""
@@ -76,9 +84,38 @@ def triton_attention(
     """
     from transformer.kernels.gpu.attention import packed_attention  # needs Triton
 
-    if dropout:
-        seed = torch.randint(2**62, (1,), device=q.device)
-    else:
-        seed = torch.zeros(1, dtype=torch.int64, device=q.device)
+    seed = _seed(dropout, q.device)
     out, _ = packed_attention(q, k, v, seed, keys.first, keys.end, queries.first, queries.end, dropout, scale)
     return out
+
+
+def sentence_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    tiles: Tensor,
+    owners: tuple[Tensor, Tensor],
+    offsets: tuple[Tensor, Tensor],
+    longest: int,
+    causal: bool,
+    dropout: float,
+    scale: float,
+) -> Tensor:
+    """The same by kernels that take a few sentences whole: `tiles`, `owners` and `offsets` as layouts have them.
+
+    Sentences that fit no tile, if `longest` says that there are some, are left to `triton_attention`'s kernels. The
+    same weights are dropped.
+    """
+    from transformer.kernels.gpu.sentences import sentence_attention  # needs Triton
+
+    return sentence_attention(
+        q, k, v, _seed(dropout, q.device), tiles, *owners, *offsets, longest, causal, dropout, scale
+    )
+
+
+def _seed(dropout: float, device: torch.device) -> Tensor:
+    """What decides on the weights that are dropped, `(1,)`."""
+    if dropout:
+        return torch.randint(2**62, (1,), device=device)
+    return torch.zeros(1, dtype=torch.int64, device=device)

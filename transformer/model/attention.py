@@ -21,7 +21,7 @@ from transformer.compute import at_least_fp32, is_exporting
 from transformer.config.settings import AttentionKernel, Score
 from transformer.errors import InputError
 from transformer.kernels.attention import dense_attention
-from transformer.kernels.packed_attention import triton_attention
+from transformer.kernels.packed_attention import sentence_attention, triton_attention
 from transformer.layout import Histories, Layout, Packed, Padded
 
 # ---- the formula ----------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def _prefers_dense(q: Tensor) -> bool:
 def _attend_packed_kernel(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     """All packed sentences by the kernel that their layout names, which reads them as they lie.
 
-    No kernel computes the additive score, and only the Triton kernel has dropout.
+    No kernel computes the additive score, and only those in Triton have dropout.
     """
     queries = look.queries
     keys = look.keys
@@ -209,6 +209,8 @@ def _attend_packed_kernel(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor
     if queries.kernel is AttentionKernel.varlen:
         assert look.dropout == 0.0
         return _attend_varlen(q, k, v, queries, keys, look)
+    if queries.kernel is AttentionKernel.sentences:
+        return _attend_sentences(q, k, v, queries, keys, look)
 
     key_ranges = queries.ranges_in(keys)
     query_ranges = keys.ranges_in(queries)
@@ -242,6 +244,26 @@ def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packe
     )
     assert isinstance(out, Tensor)
     return torch.where(real_queries, out, zero)
+
+
+def _attend_sentences(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, look: Look) -> Tensor:
+    """All packed sentences by the kernel that takes them whole."""
+    assert queries.tiles is not None
+    assert keys.tiles is not None
+    tiles = queries.tiles.own if queries is keys else queries.tiles.cross
+    assert tiles is not None
+    return sentence_attention(
+        q,
+        k,
+        v,
+        tiles=tiles,
+        owners=(queries.tiles.owner, keys.tiles.owner),
+        offsets=(queries.offsets, keys.offsets),
+        longest=queries.longest,
+        causal=look.causal,
+        dropout=look.dropout,
+        scale=look.scale,
+    )
 
 
 def _attend_in_groups(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:

@@ -18,6 +18,7 @@ from transformer.compute import (
     has_much_memory,
     has_triton,
     has_varlen_kernel,
+    has_wide_tiles,
     product_dtype,
     resolve_device,
     resolve_precision,
@@ -36,7 +37,7 @@ from transformer.config.settings import (
 from transformer.data.plan import Batching, packed_capacities
 from transformer.data.store import Lengths, Mixture
 from transformer.errors import InputError
-from transformer.kernels.packed_attention import WIDEST
+from transformer.kernels.packed_attention import WIDEST, WIDEST_IN_SMALL_TILES
 from transformer.kernels.triton_loss import rows_that_fit
 from transformer.machine import resolve_threads
 from transformer.records import Resolved
@@ -124,7 +125,7 @@ def _default_max_tokens(device: torch.device) -> int:
 def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision) -> AttentionKernel | None:
     """The one kernel that attends to packed sentences; None where they are attended to in groups of padded ones.
 
-    Raises InputError where `train.kernels=triton` cannot be had on a GPU.
+    Raises InputError where `train.kernels` cannot be had on a GPU.
     """
     if device.type != "cuda":
         return None
@@ -135,6 +136,14 @@ def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision)
         if obstacle is not None:
             raise InputError(f"train.kernels=triton {obstacle}: set it to torch")
         return AttentionKernel.triton
+
+    if job.train.kernels is Kernels.fused:
+        if not has_triton(device):
+            raise InputError("train.kernels=fused needs Triton, and a GPU since Ampere: set it to torch")
+        obstacle = _sentences_obstacle(model, device, precision)
+        if obstacle is None:
+            return AttentionKernel.sentences
+        log.info("train.kernels=fused %s: all but the loss is by torch's kernels", obstacle)
 
     return AttentionKernel.varlen if _varlen_obstacle(model, device, precision) is None else None
 
@@ -169,9 +178,22 @@ def _triton_obstacle(model: ModelConfig, device: torch.device, precision: Precis
     return None
 
 
+def _sentences_obstacle(model: ModelConfig, device: torch.device, precision: Precision) -> str | None:
+    """Why the kernel for whole sentences cannot compute this model on this GPU; None where it can."""
+    width = max(model.key_width, model.value_width)
+    widest = WIDEST if has_wide_tiles(device) else WIDEST_IN_SMALL_TILES
+    if model.score is Score.additive:
+        return "has no additive scores"
+    if product_dtype(precision) not in (torch.bfloat16, torch.float16):
+        return f"does not attend in {precision.value}"
+    if width > widest:
+        return f"holds heads of at most {widest} on this GPU, and here they have {width}"
+    return None
+
+
 def _loss_rows(job: TrainJob, device: torch.device, precision: Precision, *, max_tokens: int) -> int | None:
     """Rows of logits that the loss in Triton holds at a time; None: it is not asked for, or this is no GPU."""
-    if job.train.kernels is not Kernels.triton or device.type != "cuda":
+    if job.train.kernels is Kernels.torch or device.type != "cuda" or precision is Precision.fp64:
         return None
     return rows_that_fit(
         free_gpu_memory(device),

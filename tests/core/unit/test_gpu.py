@@ -31,7 +31,7 @@ from support.corpora import (
     tiny_job,
     write_corpus,
 )
-from transformer.compute import autocast, has_triton, has_varlen_kernel, loss_scaler
+from transformer.compute import autocast, has_triton, has_varlen_kernel, has_wide_tiles, loss_scaler
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     AttentionKernel,
@@ -50,7 +50,7 @@ from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.kernels.loss import linear_cross_entropy
-from transformer.kernels.packed_attention import Ranges, plain_attention
+from transformer.kernels.packed_attention import WIDEST_IN_SMALL_TILES, Ranges, plain_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
@@ -306,6 +306,38 @@ def test_triton_attention_is_eq1_on_each_sentence(role: str, width: int, dtype: 
 
 
 @needs_triton
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("width", [16, 40, 64, 128])
+@pytest.mark.parametrize("role", ["encoder", "causal", "cross"])
+def test_sentence_attention_is_eq1_on_each_sentence(
+    role: str, width: int, dtype: torch.dtype, tolerance: float, compiled: bool
+) -> None:
+    """In tiles of either size, and for a sentence that fits none."""
+    if width > WIDEST_IN_SMALL_TILES and not has_wide_tiles(DEVICE):
+        pytest.skip("this GPU has small tiles alone")
+    errors = attention_and_formula(AttentionKernel.sentences, role, dtype, width=width, compiled=compiled)
+    assert max(errors) < 3 * tolerance
+
+
+@needs_triton
+def test_sentence_attention_drops_what_triton_attention_drops() -> None:
+    """From the same seed, forward and backward, but for the rounding of bf16."""
+    draw = torch.Generator().manual_seed(2)
+    *inputs, upstream = (torch.randn(384, 4, 64, generator=draw).to(DEVICE, torch.bfloat16) for _ in range(4))
+    found = []
+    for kernel in (AttentionKernel.triton, AttentionKernel.sentences):
+        queries, keys = short_sentences("cross", kernel)
+        ours = [x.clone().requires_grad_() for x in inputs]
+        torch.manual_seed(1)
+        look = Look(queries=queries, keys=keys, causal=False, dropout=0.25, scale=0.125, score_vector=None)
+        out = attend(ours[0], ours[1], ours[2], look)
+        found.append([out.detach(), *torch.autograd.grad(out, ours, upstream)])
+    for one, other in zip(*found, strict=True):
+        assert error(one, other.to(CPU, torch.float64)) < 3e-2
+
+
+@needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_triton_attention_drops_what_numpy_drops_and_is_the_same_each_time(dtype: torch.dtype) -> None:
     """Forward and backward, against a mask made on the CPU from the same seed; twice the same bits."""
@@ -358,15 +390,17 @@ def test_triton_loss_is_the_reference(n: int, vocab_size: int, rows: int, dtype:
 
 
 @needs_triton
-def test_train_with_triton_attention_and_a_fused_loss_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", [Kernels.triton, Kernels.fused])
+def test_train_with_triton_attention_and_a_fused_loss_learns(tmp_path: Path, kernels: Kernels) -> None:
     """The public command with them: compiled, packed, and the loss falls."""
     job = job_on_device(tmp_path, precision=Precision.bf16, max_steps=60, save_every=20, validate_every=60)
-    job.train.kernels = Kernels.triton
+    job.train.kernels = kernels
     job.train.compile = True
     job.model.attention_dropout = 0.1
     run_dir = train(job)
     resolved = read(run_dir / "run.json")["resolved"]
-    assert (resolved["attention_kernel"], resolved["layout"], resolved["compile"]) == ("triton", "packed", True)
+    attention = {"triton": "triton", "fused": "sentences"}[kernels.name]
+    assert (resolved["attention_kernel"], resolved["layout"], resolved["compile"]) == (attention, "packed", True)
     assert resolved["loss_rows"] >= 128
     losses = [line["train/loss"] for line in metrics_of(run_dir) if "train/loss" in line]
     assert sum(losses[-10:]) / 10 < losses[0] - 1.0

@@ -301,3 +301,80 @@ def test_packed_groups_pad_heads_in_the_order_of_batched_products() -> None:
         upstream = torch.randn_like(x)
         (gradient,) = torch.autograd.grad(there_and_back, x, upstream)
         assert torch.equal(gradient, 2 * upstream * is_real)
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+def tile_rows(tiles: Tensor | None) -> list[list[tuple[int, ...]]]:
+    """The small tiles and the large ones, without the rows that fill up."""
+    assert tiles is not None
+    return [[tuple(row) for row in size.tolist() if any(row)] for size in tiles]
+
+
+def test_packed_tiles_by_hand() -> None:
+    """A tile ends where the next sentence would not fit on one of its sides; a longer one opens a large tile."""
+    lengths = np.array([[30, 20], [30, 50], [65, 10], [40, 40], [129, 5], [2, 3]])
+    source, target = pack(lengths, (384, 160), kernel=AttentionKernel.sentences)
+    assert source.tiles is not None
+    assert target.tiles is not None
+    assert source.tiles.cross is None
+    assert tile_rows(source.tiles.own) == [
+        [(0, 60, 0, 60), (294, 296, 294, 296), (296, 360, 296, 360), (360, 384, 360, 384)],
+        [(60, 165, 60, 165)],
+    ]
+    assert tile_rows(target.tiles.own) == [
+        [(0, 20, 0, 20), (20, 80, 20, 80), (80, 128, 80, 128), (128, 160, 128, 160)],
+        [],
+    ]
+    assert tile_rows(target.tiles.cross) == [
+        [(0, 20, 0, 30), (20, 70, 30, 60), (125, 128, 294, 296), (128, 160, 296, 360), (160, 160, 360, 384)],
+        [(70, 120, 60, 165)],
+    ]
+    assert source.longest == target.longest == 256  # one sentence fits no tile
+    assert source.tiles.owner.tolist() == [*[0] * 30, *[1] * 30, *[2] * 65, *[3] * 40, *[4] * 129, *[5] * 2, *[-1] * 88]
+
+
+@pytest.mark.parametrize(("longest", "said"), [(64, 64), (65, 128), (128, 128), (129, 256), (400, 256)])
+def test_packed_tiles_say_which_of_them_a_batch_needs(longest: int, said: int) -> None:
+    for pair in ([longest, 3], [3, longest]):
+        source, target = pack(np.array([[5, 5], pair]), (512, 512), kernel=AttentionKernel.sentences)
+        assert source.longest == target.longest == said
+
+
+def every_other(short: int, long: int) -> list[list[int]]:
+    """Pairs whose source and target are long by turns: as bad as it gets."""
+    return [[short, long], [long, short]] * 25
+
+
+@pytest.mark.parametrize(
+    "lengths", [every_other(1, 64), every_other(33, 33), every_other(1, 128), [[70, 200]], [[1, 1]]]
+)
+def test_packed_tiles_hold_each_slot_once_and_sentences_whole(lengths: list[list[int]]) -> None:
+    slots = (3_300, 3_328)
+    sides = pack(np.array(lengths), slots, kernel=AttentionKernel.sentences)
+    others = pack(np.array([[7, 9]]), slots, kernel=AttentionKernel.sentences)
+    for packed, other in zip(sides, others, strict=True):  # shapes follow from the numbers of slots
+        assert packed.offsets.shape == other.offsets.shape
+        assert packed.tiles is not None
+        assert other.tiles is not None
+        assert packed.tiles.own.shape == other.tiles.own.shape
+
+    for queries, keys in ((0, 0), (1, 1), (1, 0)):
+        tiles = sides[queries].tiles
+        assert tiles is not None
+        small, large = tile_rows(tiles.own if queries == keys else tiles.cross)
+        for axis, side in ((0, queries), (2, keys)):
+            assert all(0 <= row[axis + 1] - row[axis] <= 64 for row in small)
+            assert all(0 <= row[axis + 1] - row[axis] <= 128 for row in large)
+            held = sorted(slot for row in small + large for slot in range(row[axis], row[axis + 1]))
+            ends = np.cumsum([pair[side] for pair in lengths]).tolist()
+            in_a_tile = [
+                range(end - pair[side], end)
+                for pair, end in zip(lengths, ends, strict=True)
+                if max(pair[queries], pair[keys]) <= 128
+            ]
+            assert held == [*itertools.chain.from_iterable(in_a_tile), *range(ends[-1], slots[side])]
+            starts = {row[axis] for row in small + large} | {slots[side]}
+            for sentence in in_a_tile:
+                assert not any(sentence[0] < start <= sentence[-1] for start in starts)

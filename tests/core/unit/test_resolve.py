@@ -239,10 +239,55 @@ def test_resolve_settings_refuses_triton_where_it_cannot(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_resolve_settings_refuses_kernels_without_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernels", [Kernels.triton, Kernels.fused])
+def test_resolve_settings_refuses_kernels_without_triton_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, kernels: Kernels
+) -> None:
     monkeypatch.setattr(resolve, "has_triton", lambda device: False)
-    with pytest.raises(InputError, match=r"train\.kernels=triton needs Triton"):
-        resolve_settings(job(kernels=Kernels.triton), 1)
+    with pytest.raises(InputError, match=rf"train\.kernels={kernels.name} needs Triton"):
+        resolve_settings(job(kernels=kernels), 1)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("model", [{}, {"attention_dropout": 0.1}, {"d_k": 128, "d_v": 128}, {"d_k": 16, "d_v": 32}])
+def test_resolve_settings_takes_whole_sentences_where_kernels_are_fused(model: dict[str, Any]) -> None:
+    resolved = resolve_settings(job(model, kernels=Kernels.fused), 1)
+    assert resolved.attention_kernel is AttentionKernel.sentences
+    assert resolved.loss_rows is not None
+    assert (resolved.layout, resolved.compile) == (LayoutKind.packed, True)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("model", "recipe", "kernel", "why"),
+    [
+        ({"n_heads": 1, "d_k": 512, "d_v": 512}, {}, None, "heads of at most 128 on this GPU, and here they have 512"),
+        ({"d_k": 256, "d_v": 256}, {}, AttentionKernel.varlen, "heads of at most 128"),
+        ({"score": Score.additive}, {}, None, "has no additive scores"),
+        ({}, {"precision": Precision.fp32}, None, "does not attend in fp32"),
+    ],
+)
+def test_resolve_settings_takes_torchs_attention_where_fused_kernels_have_none(
+    model: dict[str, Any],
+    recipe: dict[str, Any],
+    kernel: AttentionKernel | None,
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first one is table 3's A_h1."""
+    caplog.set_level("INFO")
+    resolved = resolve_settings(job(model, kernels=Kernels.fused, **recipe), 1)
+    assert resolved.attention_kernel is kernel
+    assert resolved.loss_rows is not None
+    assert why in caplog.text
+
+
+@pytest.mark.usefixtures("gpu")
+def test_resolve_settings_takes_wide_heads_whole_only_in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "has_wide_tiles", lambda device: False)
+    for width, kernel in ((64, AttentionKernel.sentences), (128, AttentionKernel.varlen)):
+        model = {"d_k": width, "d_v": width}
+        assert resolve_settings(job(model, kernels=Kernels.fused), 1).attention_kernel is kernel
 
 
 @pytest.mark.usefixtures("gpu")

@@ -93,6 +93,55 @@ def test_attention_dropout_drops_the_share_asked_for(attention: dict[str, Any]) 
     assert found["share_kept"] == pytest.approx(0.75, abs=5 * math.sqrt(0.25 * 0.75 / found["weights"]))
 
 
+# ---- attention by whole sentences -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sentences() -> dict[str, Any]:
+    return interpreted("sentences")
+
+
+@pytest.mark.parametrize("lengths", ["of the corpus", "short"])
+@pytest.mark.parametrize(
+    ("case", "most"),
+    [
+        ("encoder", 1e-12),
+        ("causal", 1e-12),
+        ("cross", 1e-12),
+        ("widths that are padded", 1e-12),
+        ("float32", 1e-6),
+        ("float16", 2e-3),
+        ("wide", 2e-3),
+    ],
+)
+def test_sentence_attention_is_equation_1_on_each_sentence(
+    sentences: dict[str, Any], case: str, most: float, lengths: str
+) -> None:
+    """As above; the lengths of the corpus need small tiles, large ones, and the kernels for longer sentences."""
+    found = sentences["parity"][f"{case}, {lengths}"]
+    assert len(found) == 4
+    assert max(found) < most
+
+
+def test_sentence_attention_reads_queries_keys_and_values_as_they_lie(sentences: dict[str, Any]) -> None:
+    assert sentences["strided"]
+
+
+def test_sentence_attention_leaks_nothing_from_empty_slots(sentences: dict[str, Any]) -> None:
+    """With small tiles, with large ones, and with sentences that fit none."""
+    assert sentences["empty"] == [True, True, True]
+
+
+@pytest.mark.parametrize("lengths", ["short", "long"])
+@pytest.mark.parametrize("role", ["encoder", "causal", "cross"])
+def test_sentence_attention_drops_what_the_plain_form_drops(sentences: dict[str, Any], role: str, lengths: str) -> None:
+    """Forward and backward, by the mask that NumPy makes from the seed, wherever a tile begins, and in whatever one."""
+    assert max(sentences["dropout"][f"{role}, {lengths}"]) < 1e-12
+
+
+# ---- the loss -------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("case", "most"),
     [
