@@ -34,6 +34,8 @@ class Padded:
     width: int  # T
     full: bool  # every row is `width` long, known on the host: no mask is needed
 
+    is_fused = False  # see Packed
+
     @classmethod
     def of(cls, lengths: list[int], width: int) -> "Padded":
         """The layout of rows of these lengths, padded to `width`. Raises InputError for a length that is not in it."""
@@ -247,6 +249,11 @@ class Packed:
         """Which slots hold a token, as `(N,)` bool."""
         slots = torch.arange(len(self.position_ids), device=self.position_ids.device)
         return slots < self.offsets[-1]
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether this package's newer kernels compute what is around attention, too."""
+        return self.kernel is AttentionKernel.sentences
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Packed":
         """The same layout, with each tensor changed: moved to a device, or pinned."""

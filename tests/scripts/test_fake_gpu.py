@@ -126,7 +126,7 @@ def test_train_step_with_fused_kernels_is_one_graph_around_them() -> None:
     assert found["compiled"] == 1
 
     forward, backward = found["graphs"]
-    operators = {"transformer.sentence_attention": 3}
+    operators = {"transformer.sentence_attention": 3, "transformer.add_norm": 5}
     assert {name: count for name, count in forward["calls"].items() if name.startswith("transformer")} == {
         f"{name}.default": count for name, count in operators.items()
     }
@@ -157,6 +157,16 @@ def test_sentence_attention_is_machine_code() -> None:
         if kernel["arch"] == 90 and is_small and kernel["width"] == 64:  # three blocks or more at once
             is_forward = kernel["name"] == "_forward_kernel"
             assert kernel["registers"] <= (128 if is_forward else 168 if not kernel["dropout"] else 192), kernel
+
+
+def test_add_norm_is_machine_code_without_spills() -> None:
+    """For Ampere, Hopper and Blackwell, base and big: few enough registers for five blocks at once, forward ten."""
+    kernels = report("triton_kernels.py", "norm_machine_code")
+    assert len(kernels) == 3 * 3 * 2
+    for kernel in kernels:
+        assert kernel["stack"] == 0, kernel
+        assert kernel["registers"] <= (56 if kernel["name"] == "_forward_kernel" else 96), kernel
+        assert kernel["shared"] <= 4096, kernel
 
 
 def test_kernels_in_triton_are_machine_code() -> None:

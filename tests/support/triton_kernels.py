@@ -1,6 +1,6 @@
 """The package's Triton kernels without a GPU: their values on a CPU, and their machine code for two GPUs.
 
-    TRITON_INTERPRET=1 python tests/support/triton_kernels.py attention      or sentences, loss
+    TRITON_INTERPRET=1 python tests/support/triton_kernels.py attention      or another part
     python tests/support/triton_kernels.py machine_code
 
 Triton's interpreter runs a kernel program by program in NumPy. It decides at import whether to, for the whole process:
@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -26,16 +26,22 @@ import triton
 from torch import Tensor
 
 from support.paths import ROOT
-from transformer.config.settings import AttentionKernel
+from transformer.config.settings import AttentionKernel, ModelConfig, Norm
+from transformer.data.batch import collate
 from transformer.data.packing import pack
+from transformer.data.store import Store
+from transformer.kernels.add_norm import plain_add_norm
 from transformer.kernels.gpu import attention as attention_kernels
 from transformer.kernels.gpu import loss as loss_kernels
+from transformer.kernels.gpu import norm as norm_kernels
 from transformer.kernels.gpu import sentences as sentence_kernels
 from transformer.kernels.packed_attention import LARGE, SMALL, plain_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import Look, attend, attention_weights
+from transformer.model.transformer import Transformer
+from transformer.training.step import Objective
 
 SLOTS = 256
 FEW = [(20, 70), (1, 3), (60, 21)]  # lengths of pairs
@@ -46,26 +52,17 @@ DROPOUT = 0.25
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The Triton kernels without a GPU.")
-    parser.add_argument("part", choices=["attention", "sentences", "loss", "machine_code", "sentence_machine_code"])
+    parser.add_argument("part", choices=[*INTERPRETED, *COMPILED])
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    match args.part:
-        case "attention":
-            let_numpy_count()
-            found: Any = attention()
-        case "sentences":
-            let_numpy_count()
-            found = sentences()
-        case "loss":
-            let_numpy_count()
-            found = loss()
-        case "machine_code":
-            with tempfile.TemporaryDirectory() as folder:
-                found = [asdict(kernel) for kernel in machine_code(Path(folder))]
-        case "sentence_machine_code":
-            with tempfile.TemporaryDirectory() as folder:
-                found = [asdict(kernel) for kernel in sentence_machine_code(Path(folder))]
+    found: Any
+    if args.part in INTERPRETED:
+        let_numpy_count()
+        found = INTERPRETED[args.part]()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            found = [asdict(kernel) for kernel in COMPILED[args.part](Path(folder))]
     json.dump(found, sys.stdout)
 
 
@@ -372,6 +369,72 @@ def sentence_dropout(role: str, lengths: Any) -> list[float]:
     return [difference(one, two) for one, two in zip((found, *gradients), (wanted, *expected), strict=True)]
 
 
+# ---- residual connection, dropout and norm --------------------------------------------------------------------------
+
+
+def norm() -> dict[str, list[float]]:
+    """The errors of the result and of the gradients of x, y, gain and bias."""
+    double, half = torch.float64, torch.float16
+    return {
+        "float64": add_norm(21, 64, double, double, rate=0.0),
+        "dropout": add_norm(21, 64, double, double, rate=DROPOUT),
+        "rows that are padded": add_norm(5, 24, double, double, rate=DROPOUT),
+        "more rows than blocks have at once": add_norm(37, 512, double, double, rate=DROPOUT),
+        "float32": add_norm(21, 64, torch.float32, torch.float32, rate=DROPOUT),
+        "float16": add_norm(21, 64, half, half, rate=DROPOUT),
+        "two types": add_norm(21, 64, torch.float32, half, rate=DROPOUT),
+        "no row": add_norm(0, 64, double, double, rate=DROPOUT),
+    }
+
+
+def add_norm(n: int, d_model: int, x_type: torch.dtype, y_type: torch.dtype, *, rate: float) -> list[float]:
+    """Against the plain form in float64, with a mask made by NumPy."""
+    seed = 0x1234_5678_9ABC_DEF
+    words = philox(seed, np.arange(n * d_model // 8), 0, 0, 0)  # (places / 8, 4)
+    halves = np.stack((words & 0xFFFF, words >> 16), axis=-1)
+    kept = torch.from_numpy(halves.reshape(n, d_model) >= rate * 2**16).double() / (1 - rate)
+
+    wide = torch.promote_types(y_type, torch.float32)
+    gain, bias = draw(2, d_model, seed=3, dtype=wide)
+    types = [x_type, y_type, wide, wide]
+    values = [draw(n, d_model, seed=1, dtype=x_type), draw(n, d_model, seed=2, dtype=y_type), 1 + gain / 4, bias]
+    upstream = draw(n, d_model, seed=4, dtype=y_type)
+
+    ours = [value.clone().requires_grad_() for value in values]
+    found, *_ = norm_kernels.add_norm(ours[0], ours[1], ours[2], ours[3], torch.tensor([seed]), rate, 1e-5)
+    gradients = torch.autograd.grad(found, ours, upstream)
+    assert [gradient.dtype for gradient in (found, *gradients)] == [y_type, *types]
+
+    exact = [value.double().requires_grad_() for value in values]
+    wanted = plain_add_norm(exact[0], exact[1], exact[2], exact[3], kept=kept, eps=1e-5)
+    expected = torch.autograd.grad(wanted, exact, upstream.double())
+    pairs = zip((found, *gradients), (wanted, *expected), strict=True)
+    return [difference(one, two) if n else float(one.detach().norm()) for one, two in pairs]
+
+
+# ---- all of them, in a model ----------------------------------------------------------------------------------------
+
+
+def model() -> dict[str, Any]:
+    """The loss and the gradient of a small model on packed sentences, plain and with every kernel of `fused`."""
+    draw_pieces = np.random.default_rng(0)
+    pairs = [(9, 5), (1, 30), (40, 33), (70, 20), (3, 3)]
+    sides = [[draw_pieces.integers(5, 90, pair[side]).tolist() for pair in pairs] for side in range(2)]
+    store = Store.from_pieces(*sides)
+    found = {}
+    for norm in Norm:
+        torch.manual_seed(1)
+        config = ModelConfig(n_layers=1, d_model=32, d_ff=48, n_heads=2, dropout=0.0, norm=norm)
+        transformer = Transformer(config, 90).double()
+        results = []
+        for kernel, rows in ((None, None), (AttentionKernel.sentences, 128)):
+            batch = collate(store, np.arange(len(pairs)), (128, 128), kernel=kernel)
+            loss, _ = Objective(transformer, 0.1, loss_rows=rows).train()(batch)
+            results.append([loss, *torch.autograd.grad(loss, list(transformer.parameters()))])
+        found[norm.name] = [difference(one, two) for one, two in zip(*results[::-1], strict=True)]
+    return found
+
+
 # ---- the loss -------------------------------------------------------------------------------------------------------
 
 
@@ -459,6 +522,8 @@ class Kernel:
 
 POINTERS = {
     **dict.fromkeys(("q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v", "logits"), "*bf16"),
+    **dict.fromkeys(("x", "y", "total", "d_x", "d_y"), "*bf16"),
+    **dict.fromkeys(("gain", "bias", "mean", "rstd", "d_gain", "d_bias"), "*fp32"),
     **dict.fromkeys(("lse", "delta", "plain", "linear"), "*fp32"),
     **dict.fromkeys(("key_first", "key_end", "query_first", "query_end"), "*i32"),
     **dict.fromkeys(("tiles", "query_owner", "key_owner"), "*i32"),
@@ -522,6 +587,27 @@ def sentence_machine_code(folder: Path) -> Iterator[Kernel]:
                 )
 
 
+def norm_machine_code(folder: Path) -> Iterator[Kernel]:
+    """The same of residual connection, dropout and norm, for base and big."""
+    for arch in (80, 90, 100):
+        for d_model, rate in ((512, 0.0), (512, 0.1), (1024, 0.3)):
+            values = norm_kernels.constants(torch.empty(1, d_model, dtype=torch.bfloat16), dropout=rate)
+            for kernel, constants in (
+                (norm_kernels._forward_kernel, (1e-5, *values)),
+                (norm_kernels._backward_kernel, values),
+            ):
+                yield _compile(
+                    kernel,
+                    constants,
+                    arch=arch,
+                    width=d_model,
+                    rate=rate,
+                    warps=norm_kernels.warps(d_model),
+                    stages=norm_kernels.STAGES,
+                    folder=folder,
+                )
+
+
 def _compile(
     kernel: Any,
     constants: tuple[Any, ...],
@@ -572,6 +658,19 @@ def _compile(
         matrix_units=any(name in compiled.asm["ptx"] for name in ("mma.sync", "wgmma", "tcgen05.mma")),
     )
 
+
+INTERPRETED: dict[str, Callable[[], Any]] = {
+    "attention": attention,
+    "sentences": sentences,
+    "norm": norm,
+    "model": model,
+    "loss": loss,
+}
+COMPILED = {
+    "machine_code": machine_code,
+    "sentence_machine_code": sentence_machine_code,
+    "norm_machine_code": norm_machine_code,
+}
 
 if __name__ == "__main__":
     main()

@@ -30,6 +30,13 @@ def keep_mask(like: Tensor, probability: float) -> Tensor:
     return torch.lt(parts, limit, out=torch.empty(like.shape, dtype=like.dtype))
 
 
+def draw_seed(probability: float, device: torch.device) -> Tensor:
+    """What decides on what a kernel of ours drops, `(1,)` int64: from torch's generator, if it drops anything."""
+    if probability:
+        return torch.randint(2**62, (1,), device=device)
+    return torch.zeros(1, dtype=torch.int64, device=device)
+
+
 class Dropout(nn.Dropout):
     """`nn.Dropout` by way of `dropout`."""
 

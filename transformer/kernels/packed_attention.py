@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from transformer.compute import at_least_fp32
+from transformer.kernels.dropout import draw_seed
 
 WIDEST = 128  # numbers of a head that the Triton kernels hold
 WIDEST_IN_SMALL_TILES = 64  # that of whole sentences, on GPUs whose memory of a block is small
@@ -84,7 +85,7 @@ def triton_attention(
     """
     from transformer.kernels.gpu.attention import packed_attention  # needs Triton
 
-    seed = _seed(dropout, q.device)
+    seed = draw_seed(dropout, q.device)
     out, _ = packed_attention(q, k, v, seed, keys.first, keys.end, queries.first, queries.end, dropout, scale)
     return out
 
@@ -110,12 +111,5 @@ def sentence_attention(
     from transformer.kernels.gpu.sentences import sentence_attention  # needs Triton
 
     return sentence_attention(
-        q, k, v, _seed(dropout, q.device), tiles, *owners, *offsets, longest, causal, dropout, scale
+        q, k, v, draw_seed(dropout, q.device), tiles, *owners, *offsets, longest, causal, dropout, scale
     )
-
-
-def _seed(dropout: float, device: torch.device) -> Tensor:
-    """What decides on the weights that are dropped, `(1,)`."""
-    if dropout:
-        return torch.randint(2**62, (1,), device=device)
-    return torch.zeros(1, dtype=torch.int64, device=device)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from transformer.compute import at_least_fp32, to_autocast_dtype
 from transformer.config.settings import Activation, Norm, Positions
+from transformer.kernels.add_norm import can_add_norm, triton_add_norm
 from transformer.kernels.dropout import Dropout, add_dropout
 from transformer.layout import Histories, Layout, Padded
 from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
@@ -116,8 +117,15 @@ class AddNorm(nn.LayerNorm):
         """The sub-layer's input, `(..., D)`."""
         return to_autocast_dtype(super().forward(x)) if self.pre else x
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
-        """The input `x` and the output `y` of the sub-layer, `(..., D)` each -> `(..., D)`."""
+    def forward(self, x: Tensor, y: Tensor, *, fused: bool = False) -> Tensor:  # type: ignore[override]
+        """The input `x` and the output `y` of the sub-layer, `(..., D)` each -> `(..., D)`.
+
+        `fused`: with post-norm, by one kernel of a GPU.
+        """
+        if fused and not self.pre and can_add_norm(self.normalized_shape[0]):
+            dropout = self.dropout if self.training else 0.0
+            return triton_add_norm(x, y, self.weight, self.bias, dropout=dropout, eps=self.eps)
+
         total = add_dropout(x, y, self.dropout, training=self.training)
         if self.pre:
             return total
@@ -143,11 +151,11 @@ class EncoderLayer(nn.Module):
         # Self-attention.
         y = self.self_attention_norm.before(x)
         y = self.self_attention(y, self.self_attention.keys_values(y), queries=layout, keys=layout, causal=False)
-        x = self.self_attention_norm(x, y)
+        x = self.self_attention_norm(x, y, fused=layout.is_fused)
 
         # Feed-forward.
         y = self.feed_forward(self.feed_forward_norm.before(x))
-        return self.feed_forward_norm(x, y)
+        return self.feed_forward_norm(x, y, fused=layout.is_fused)
 
 
 class DecoderLayer(nn.Module):
@@ -184,11 +192,11 @@ class DecoderLayer(nn.Module):
         # Encoder-decoder attention: queries from the target, keys and values from the source.
         y = self.cross_attention_norm.before(x)
         y = self.cross_attention(y, memory_kv, queries=layout, keys=memory_layout, causal=False)
-        x = self.cross_attention_norm(x, y)
+        x = self.cross_attention_norm(x, y, fused=layout.is_fused)
 
         # Feed-forward.
         y = self.feed_forward(self.feed_forward_norm.before(x))
-        return self.feed_forward_norm(x, y)
+        return self.feed_forward_norm(x, y, fused=layout.is_fused)
 
     def cross_attention_weights(
         self, x: Tensor, layout: Padded, *, memory_kv: KeyValues, memory_layout: Padded
@@ -202,7 +210,7 @@ class DecoderLayer(nn.Module):
         """The first sub-layer, with residual connection and norm, `(B, T, D)` -> `(B, T, D)`."""
         y = self.self_attention_norm.before(x)
         y = self.self_attention(y, self.self_attention.keys_values(y), queries=layout, keys=layout, causal=True)
-        return self.self_attention_norm(x, y)
+        return self.self_attention_norm(x, y, fused=layout.is_fused)
 
     def step(
         self,

@@ -49,6 +49,7 @@ from transformer.data.packing import pack
 from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
+from transformer.kernels.add_norm import plain_add_norm, triton_add_norm
 from transformer.kernels.loss import linear_cross_entropy
 from transformer.kernels.packed_attention import WIDEST_IN_SMALL_TILES, Ranges, plain_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
@@ -366,6 +367,43 @@ def test_triton_attention_drops_what_numpy_drops_and_is_the_same_each_time(dtype
         assert error(one, other.detach()) < (1e-5 if dtype is torch.float32 else 3e-2)
     for one, other in zip(found, again, strict=True):
         assert torch.equal(one, other)
+
+
+@needs_triton
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("d_model", [40, 512, 1024, 8192])
+def test_add_norm_is_the_plain_form(d_model: int, dtype: torch.dtype, tolerance: float, compiled: bool) -> None:
+    """Without dropout: the result, and the gradients of both inputs, gain and bias."""
+    draw = torch.Generator().manual_seed(2)
+    x, y, upstream = (torch.randn(1_001, d_model, generator=draw).to(dtype) for _ in range(3))
+    gain, bias = torch.randn(2, d_model, generator=draw)
+    values = [x, y, gain, bias]
+    run = partial(triton_add_norm, dropout=0.0, eps=1e-5)
+    ours = [value.to(DEVICE).requires_grad_() for value in values]
+    found = (torch.compile(run) if compiled else run)(*ours)
+    gradients = torch.autograd.grad(found, ours, upstream.to(DEVICE))
+
+    exact = [value.double().requires_grad_() for value in values]
+    wanted = plain_add_norm(exact[0], exact[1], exact[2], exact[3], kept=None, eps=1e-5)
+    expected = torch.autograd.grad(wanted, exact, upstream.double())
+    for one, other in zip((found.detach(), *gradients), (wanted.detach(), *expected), strict=True):
+        assert error(one, other) < 3 * tolerance
+
+
+@needs_triton
+def test_add_norm_drops_as_much_as_it_should_and_the_same_on_the_way_back() -> None:
+    """An all but constant sum's gradient is 0, so x is noise; y's gradient is 0 exactly where y was dropped."""
+    x = torch.randn(2_000, 512, device=DEVICE)
+    y = torch.full_like(x, 1e3, requires_grad=True)
+    torch.manual_seed(3)
+    out = triton_add_norm(
+        x, y, torch.ones(512, device=DEVICE), torch.zeros(512, device=DEVICE), dropout=0.25, eps=1e-5
+    )
+    (gradient,) = torch.autograd.grad(out, y, torch.randn_like(out))
+    is_kept = out > 0
+    assert (is_kept == (gradient != 0)).all()
+    assert is_kept.double().mean().item() == pytest.approx(0.75, abs=5 * math.sqrt(0.25 * 0.75 / out.numel()))
 
 
 @needs_triton

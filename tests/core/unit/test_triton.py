@@ -139,6 +139,41 @@ def test_sentence_attention_drops_what_the_plain_form_drops(sentences: dict[str,
     assert max(sentences["dropout"][f"{role}, {lengths}"]) < 1e-12
 
 
+# ---- residual connection, dropout and norm; and all of them in a model ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def norm() -> dict[str, Any]:
+    return interpreted("norm")
+
+
+@pytest.mark.parametrize(
+    ("case", "most"),
+    [
+        ("float64", 1e-12),
+        ("dropout", 1e-12),
+        ("rows that are padded", 1e-12),
+        ("more rows than blocks have at once", 1e-12),
+        ("float32", 1e-6),
+        ("float16", 2e-3),
+        ("two types", 2e-3),
+        ("no row", 0.0),
+    ],
+)
+def test_add_norm_is_the_plain_form(norm: dict[str, Any], case: str, most: float) -> None:
+    """The result and the gradients of both inputs, gain and bias; what is dropped is what NumPy's Philox drops."""
+    assert len(norm[case]) == 5
+    assert max(norm[case]) <= most
+
+
+@pytest.mark.parametrize("place", ["post", "pre"])
+def test_objective_with_fused_kernels_is_the_plain_one(place: str) -> None:
+    """Loss and the gradient of every parameter, where sentences need tiles of both sizes; no norm is left out."""
+    errors = interpreted("model")[place]
+    assert len(errors) == {"post": 32, "pre": 36}[place]
+    assert max(errors) < 1e-12
+
+
 # ---- the loss -------------------------------------------------------------------------------------------------------
 
 
