@@ -41,7 +41,7 @@ from transformer.model.transformer import Transformer
 from transformer.records import Resolved
 from transformer.training import proof as training_proof
 from transformer.training.memory import try_step
-from transformer.training.proof import Prover, prove
+from transformer.training.proof import Prover, first_sound, plain_deviation
 from transformer.training.step import Objective
 
 CPU = torch.device("cpu")
@@ -359,8 +359,13 @@ def proof() -> dict[str, str]:
 
     def way(weights: Callable[..., Tensor]) -> str:
         globals()["_weights"] = weights
-        prover = Prover(CPU, World(0, 1, {}), known=None, keep=lambda found: None)
-        prove(prover, TrainJob(model=SMALL), resolved, model=build(SMALL).model, store=store)
+        prover = Prover(CPU, World(0, 1, {}), known=None, keep=lambda found: None, compares=True)
+        model = build(SMALL).model
+
+        def prove(one: Resolved) -> None:
+            prover.prove(one, lambda: plain_deviation(one, TrainJob(model=SMALL), model=model, store=store, device=CPU))
+
+        first_sound(prover, resolved, prove)
         return prover.proof.way or ""
 
     def raises(*given: Any, **how: Any) -> Tensor:

@@ -344,8 +344,7 @@ def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
     batches = Batches.of(model, greedy, device=run.device, precision=run.resolved.precision)
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):
-            if run.prover is not None:
-                batches = run.prover.prove_search(batches)
+            batches = run.prover.prove_search(batches)
             validation, hypotheses = validate(
                 Objective(model, job.train.label_smoothing),
                 batches,

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import nn
 
 from transformer.compute import autocast, free_gpu_memory
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import AttentionKernel, Precision, Score
+from transformer.config.settings import AttentionKernel, LayoutKind, Precision, Score
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import SLOTS, Batching, sample_epoch
 from transformer.data.store import LengthArray, Lengths, Store, longest_of
@@ -59,6 +59,7 @@ class Trial:
     lengths: Lengths
     device: torch.device
     world: World
+    _fitting: dict[LayoutKind, int] = field(default_factory=dict, init=False)  # what was found to fit
 
     def fit(self, resolved: Resolved, objective: Objective) -> Resolved:
         """The settings, under `train.fit_memory` with the largest `max_tokens` that fits on every rank.
@@ -68,12 +69,15 @@ class Trial:
         """
         if not self.job.train.fit_memory:
             return resolved
+        if resolved.layout in self._fitting:  # it was to be computed in another way, which was not sound
+            return replace(resolved, max_tokens=self._fitting[resolved.layout])
         limit = USABLE * self._available
 
         def fits(max_tokens: int) -> bool:
             return not self.world.any(self._needed(replace(resolved, max_tokens=max_tokens), objective) > limit)
 
         max_tokens = _largest_max_tokens(self.job, self._longest, fits, ranks=self.world.size)
+        self._fitting[resolved.layout] = max_tokens
         log.info("train.fit_memory: micro-batches of %d tokens fit", max_tokens)
         return replace(resolved, max_tokens=max_tokens)
 

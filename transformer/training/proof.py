@@ -1,8 +1,7 @@
 """The proof of a device: the way that a training will take, compared with the plain one before the first step.
 
-    prove                 the first sound one of `ways_of`, compared without dropout and without the compiler
-    prove_compiled        the compiled step as it will train, compared with the same step uncompiled
-    prove_graphed         the gradient that the GPU replays, compared with the one that the host launches
+    first_sound           builds one way of `ways_of` after the other, until one is sound
+      Prover.prove        compares a stage of it: plain_deviation, compiled_deviation, replayed_deviation
     Prover.prove_search   at the first validation: see `decoding.proof`
 
 Loss, gradients, and what the causal mask hides are compared on sentence pairs of the corpus, of all lengths, with the
@@ -11,12 +10,12 @@ next, on all ranks alike. What is being tried is written down before it is tried
 taken again.
 """
 
+import gc
 import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -59,6 +58,7 @@ COMPARED = 4_096  # tokens of a side that are compared, about
 SAMPLED = 100_000  # pairs among which those that are compared are chosen
 ANOTHER_MASK = 1.5  # a compiled step's gradient may differ by so many times as much as another dropout mask makes
 MASKS = 5  # under which an uncompiled step's loss is computed: it is the mean of few tokens where a step has no more
+REMEDY = "set train.device=cpu, or train.proof=false if you know better"
 SPREADS = 6.0  # of these losses' standard deviations, by which a compiled step's may differ
 
 
@@ -78,11 +78,28 @@ def name_of(way: Resolved) -> str:
 
 
 def ways_of(resolved: Resolved) -> list[Resolved]:
-    """The plainest ways to compute, each with less that can go wrong: as resolved, plainly, and in fp32."""
-    as_resolved = replace(resolved, compile=False, cuda_graphs=False)
-    plain = replace(as_resolved, layout=LayoutKind.padded, attention_kernel=None, loss_rows=None)
+    """The ways to compute, each with less that can go wrong: as resolved, then without graphs, and without a compiler;
+    then plainly, and in fp32.
+    """
+    as_resolved = [
+        replace(resolved, compile=compiles, cuda_graphs=replays)
+        for compiles in (resolved.compile, False)
+        for replays in (resolved.cuda_graphs, False)
+    ]
+    plain = replace(
+        as_resolved[-1],
+        layout=LayoutKind.padded,
+        attention_kernel=None,
+        loss_rows=None,
+    )
     full = replace(plain, precision=Precision.fp32) if plain.precision in HALF else plain
-    return list(dict.fromkeys([as_resolved, plain, full]))
+    return list(dict.fromkeys([*as_resolved, plain, full]))
+
+
+def stages_of(way: Resolved) -> list[Resolved]:
+    """What of a way is compared, one after the other: without compiler and graphs, then compiled, then replayed."""
+    uncompiled = replace(way, compile=False, cuda_graphs=False)
+    return list(dict.fromkeys([uncompiled, replace(way, cuda_graphs=False), way]))
 
 
 def _device_name(device: torch.device) -> str:
@@ -97,52 +114,71 @@ def wants_proof(job: TrainJob, device: torch.device) -> bool:
 # ---- which of them are sound ----------------------------------------------------------------------------------------
 
 
+class UnsoundError(Exception):
+    """A way is not to be taken; why has been said."""
+
+
+def first_sound(prover: "Prover", resolved: Resolved, build: Callable[[Resolved], Found]) -> Found:
+    """What `build` makes of the first way that it finds sound: it raises UnsoundError for another.
+
+    Raises InputError where there is no such way.
+    """
+    for way in ways_of(resolved):
+        if prover.may_take(way):
+            with suppress(UnsoundError):
+                return build(way)
+            gc.collect()  # the modules of a compiler and of DDP hold each other, and memory
+
+    failures = "; ".join(f"{name}: {why}" for name, why in prover.proof.failures.items())
+    raise InputError(f"{prover.proof.device} computes no step as it should ({failures}): {REMEDY}")
+
+
 class Prover:
-    """Tries ways on every rank, and keeps what was found: `keep` writes it down, on rank 0."""
+    """Tries ways on every rank, and keeps what was found: `keep` writes it down, on rank 0.
+
+    `compares`: else a way is taken for sound, unless its steps could not be replayed, and searches are as they are.
+    """
 
     def __init__(
-        self, device: torch.device, world: World, *, known: Proof | None, keep: Callable[[Proof], None]
+        self,
+        device: torch.device,
+        world: World,
+        *,
+        known: Proof | None,
+        keep: Callable[[Proof], None],
+        compares: bool,
     ) -> None:
         self.device = device
         self.world = world
         self.proof = Proof(_device_name(device), torch.__version__)
+        self.compares = compares
         self._keep_on_rank0 = keep
+        self._sound: set[str] = set()  # stages, by name: they are not compared again
 
         # What an earlier start on this device has found. A way that it did not come back from is not tried again.
         if known is not None and (known.device, known.torch) == (self.proof.device, self.proof.torch):
             self.proof = known
             if known.trying is not None:
                 log.warning("%s: not taken: an earlier start ended while it was tried", known.trying)
-                failures = {**known.failures, known.trying: "the process ended while it was tried"}
-                self._keep(replace(self.proof, trying=None, failures=failures))
+                self._keep_failure(known.trying, "the process ended while it was tried")
 
-    def knows(self, way: Resolved) -> bool:
-        """Whether this way has been found sound here, and is to be taken."""
-        return self.proof.way == name_of(way)
+    def may_take(self, way: Resolved) -> bool:
+        """Whether no stage of a way has failed. All stages of the way that an earlier start has taken are sound."""
+        names = [name_of(stage) for stage in stages_of(way)]
+        if not self.compares:
+            return not (way.cuda_graphs and names[-1] in self.proof.failures)
+        if self.proof.way == names[-1]:
+            self._sound.update(names)
+        return self.proof.failures.keys().isdisjoint(names)
 
-    def prove_search(self, batches: Batches) -> Batches:
-        """The same search in a way that is sound on every rank: proven once, and known from then on."""
-        if self.proof.search is None:
-            try:
-                _, way = prove_search(
-                    batches,
-                    left=self.proof.failures,
-                    begin=lambda name: self._keep(replace(self.proof, trying=name)),
-                )
-            finally:  # but where the process has ended
-                self._keep(replace(self.proof, trying=None))
-            self._keep(replace(self.proof, search=max(self.world.gather(way), key=SEARCHES.index)))
-        assert self.proof.search is not None
-        return in_way(batches, self.proof.search)
-
-    def holds(self, way: Resolved, deviation: Callable[[], float]) -> bool:
-        """Whether a way is sound on every rank: `deviation` compares it, and raises where it is not.
+    def prove(self, stage: Resolved, deviation: Callable[[], float]) -> None:
+        """Raise UnsoundError unless this stage of a way is sound on every rank: `deviation` raises where it is not.
 
         Raises InputError where memory runs out, and Stopped where the device does not answer any more.
         """
-        name = name_of(way)
-        if name in self.proof.failures:
-            return False
+        name = name_of(stage)
+        if name in self._sound or not self.compares:
+            return
 
         self._keep(replace(self.proof, trying=name))
         found = math.inf
@@ -164,14 +200,35 @@ class Prover:
             raise
 
         if not self.world.any(failure is not None):
+            self._sound.add(name)
             self._keep(replace(self.proof, trying=None, way=name, deviation=found))
-            return True
+            return
 
         failure = failure or "it failed on another rank"
         log.warning("%s: not taken: %.300s (TRANSFORMER_DEBUG=1 --verbose shows more)", name, failure)
-        self._keep(replace(self.proof, trying=None, failures={**self.proof.failures, name: failure}))
+        self._keep_failure(name, failure)
         self._check_device(name)
-        return False
+        raise UnsoundError
+
+    def prove_search(self, batches: Batches) -> Batches:
+        """The same search in a way that is sound on every rank: proven once, and known from then on."""
+        if not self.compares:
+            return batches
+        if self.proof.search is None:
+            try:
+                _, way = prove_search(
+                    batches,
+                    left=self.proof.failures,
+                    begin=lambda name: self._keep(replace(self.proof, trying=name)),
+                )
+            finally:  # but where the process has ended
+                self._keep(replace(self.proof, trying=None))
+            self._keep(replace(self.proof, search=max(self.world.gather(way), key=SEARCHES.index)))
+        assert self.proof.search is not None
+        return in_way(batches, self.proof.search)
+
+    def _keep_failure(self, name: str, why: str) -> None:
+        self._keep(replace(self.proof, trying=None, failures={**self.proof.failures, name: why}))
 
     def _keep(self, found: Proof) -> None:
         self.proof = found
@@ -189,96 +246,92 @@ class Prover:
             raise Stopped(f"the GPU does not answer after a failure ({name}): the same command takes another way")
 
 
-def prove(prover: Prover, job: TrainJob, resolved: Resolved, *, model: Transformer, store: Store) -> Resolved:
-    """The settings with the first way that is sound, uncompiled and without graphs; as resolved, if that is the first.
+# ---- how far a stage is from a plainer one --------------------------------------------------------------------------
 
-    `model` is on the device and without gradients, and stays so. Raises InputError where no way is sound.
+
+def plain_deviation(way: Resolved, job: TrainJob, *, model: Transformer, store: Store, device: torch.device) -> float:
+    """How far the gradient of a way without compiler and graphs is from the plain one.
+
+    `model` is on the device and without gradients, and stays so. Raises DeviatesError where that is too far, and
+    InputError where the device computes nothing.
     """
     plain_model = _without_dropout(model)
-    remedy = "set train.device=cpu, or train.proof=false if you know better"
 
-    def plain_of(ids: Ids) -> Gradient:
-        return plain_gradient(plain_model, store, ids, label_smoothing=job.train.label_smoothing, device=prover.device)
+    def deviation(ids: Ids) -> float:
+        try:
+            plain = plain_gradient(plain_model, store, ids, label_smoothing=job.train.label_smoothing, device=device)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of the device
+            text = str(error).partition("\n")[0]
+            name = _device_name(device)
+            raise InputError(f"{name} does not compute even a plain step ({text}): {REMEDY}") from error
 
-    all_ids = _pairs_of_all_lengths(store, COMPARED)
-    try:
-        ids, plain = _in_memory(lambda ids: (ids, plain_of(ids)), all_ids)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # of the device
-        text = str(error).partition("\n")[0]
-        raise InputError(f"{prover.proof.device} does not compute even a plain step ({text}): {remedy}") from error
-
-    def deviation(way: Resolved, compared: Ids) -> float:
-        wanted = plain if len(compared) == len(ids) else plain_of(compared)
         if way.attention_kernel is not None:
-            compare_kernel(way, job.model, store, compared, device=prover.device)
-        batch = compared_batch(way, store, compared).to(prover.device)
+            compare_kernel(way, job.model, store, ids, device=device)
+        batch = compared_batch(way, store, ids).to(device)
         objective = Objective(plain_model, job.train.label_smoothing, loss_rows=way.loss_rows).train()
-        found = gradient_of(objective, batch, device=prover.device, precision=way.precision)
-        compare(found, wanted, TOLERANCES[way.precision in HALF])
-        with autocast(prover.device, way.precision):
+        found = gradient_of(objective, batch, device=device, precision=way.precision)
+        compare(found, plain, TOLERANCES[way.precision in HALF])
+        with autocast(device, way.precision):
             leak = largest_leak(plain_model, batch)
         if not leak <= MOST_LEAK:
             raise DeviatesError(f"what is predicted depends on later tokens (by {leak:.2g})")
-        return found.distance(wanted)
+        return found.distance(plain)
 
-    for way in ways_of(resolved):
-        if prover.holds(way, lambda way=way: _in_memory(partial(deviation, way), ids)):  # type: ignore[misc]
-            is_first = way == replace(resolved, compile=False, cuda_graphs=False)
-            log.info(
-                "%s computes as the plain way does: its gradient differs by %.2g",
-                prover.proof.device,
-                prover.proof.deviation,
-            )
-            return resolved if is_first else way
-    failures = "; ".join(f"{name}: {why}" for name, why in prover.proof.failures.items())
-    raise InputError(f"{prover.proof.device} computes no step as it should ({failures}): {remedy}")
+    distance = _in_memory(deviation, _pairs_of_all_lengths(store, COMPARED))
+    log.info("%s computes as the plain way does: its gradient differs by %.2g", _device_name(device), distance)
+    return distance
 
 
-def prove_compiled(
-    prover: Prover, resolved: Resolved, *, objective: Objective, parallel: nn.Module, store: Store, batching: Batching
-) -> bool:
-    """Whether the compiled step is sound: `parallel` as it will train, against the same step uncompiled.
+def compiled_deviation(
+    way: Resolved,
+    *,
+    objective: Objective,
+    parallel: nn.Module,
+    store: Store,
+    batching: Batching,
+    device: torch.device,
+) -> float:
+    """How far the gradient of `parallel`, as it will train, is from that of the same step uncompiled.
 
-    The two draw other dropout masks. So they may differ about as much as uncompiled steps with other masks do.
+    The two draw other dropout masks. So they may differ about as much as uncompiled steps with other masks do. Raises
+    DeviatesError where they differ by more.
     """
     ids = _micro_batch(store, batching)
-    batch = collate(store, ids, batching.capacities, kernel=batching.kernel).to(prover.device)
+    batch = collate(store, ids, batching.capacities, kernel=batching.kernel).to(device)
     eager = Objective(objective.model, objective.label_smoothing, loss_rows=objective.loss_rows).train()
 
     def gradient(module: nn.Module, seed: int) -> Gradient:
         torch.manual_seed(seed)
-        return gradient_of(module, batch, device=prover.device, precision=resolved.precision)
+        return gradient_of(module, batch, device=device, precision=way.precision)
 
-    def deviation() -> float:
-        compiled = gradient(parallel, 1)
-        wanted = gradient(eager, 1)
-        other = gradient(eager, 2)
-        tolerance = TOLERANCES[resolved.precision in HALF]
+    compiled = gradient(parallel, 1)
+    wanted = gradient(eager, 1)
+    other = gradient(eager, 2)
+    tolerance = TOLERANCES[way.precision in HALF]
 
-        losses = [wanted.loss, other.loss, *(gradient(eager, seed).loss for seed in range(3, MASKS + 1))]
-        spread = float(torch.tensor(losses).std()) / wanted.loss
-        compare_losses(compiled, wanted, tolerance.loss + SPREADS * spread)
-        distance = compiled.distance(wanted)
-        limit = tolerance.gradient + ANOTHER_MASK * other.distance(wanted)
-        if not distance <= limit:
-            raise DeviatesError(f"its gradient differs by {distance:.2g} from the uncompiled one (limit {limit:.2g})")
-        return distance
-
-    return prover.holds(replace(resolved, cuda_graphs=False), deviation)
+    losses = [wanted.loss, other.loss, *(gradient(eager, seed).loss for seed in range(3, MASKS + 1))]
+    spread = float(torch.tensor(losses).std()) / wanted.loss
+    compare_losses(compiled, wanted, tolerance.loss + SPREADS * spread)
+    distance = compiled.distance(wanted)
+    limit = tolerance.gradient + ANOTHER_MASK * other.distance(wanted)
+    if not distance <= limit:
+        raise DeviatesError(f"its gradient differs by {distance:.2g} from the uncompiled one (limit {limit:.2g})")
+    return distance
 
 
-def prove_graphed(
-    prover: Prover, resolved: Resolved, *, graphed: GraphedComputation, store: Store, batching: Batching
-) -> bool:
-    """Whether the gradient that is replayed is sound: against the same one without a graph, and the same dropout.
+def replayed_deviation(
+    way: Resolved, *, graphed: GraphedComputation, store: Store, batching: Batching, device: torch.device
+) -> float:
+    """How far the gradient that is replayed is from the same one without a graph, and the same dropout.
 
-    It is recorded with the sentences in another order, and another seed: a replay must read both anew.
+    It is recorded with the sentences in another order, and another seed: a replay must read both anew. Raises
+    DeviatesError where it is too far.
     """
     ids = _micro_batch(store, batching)
     batch, reversed_batch = (
-        collate(store, some, batching.capacities, kernel=batching.kernel).to(prover.device) for some in (ids, ids[::-1])
+        collate(store, some, batching.capacities, kernel=batching.kernel).to(device) for some in (ids, ids[::-1])
     )
     share = 1.0 / int((batch.target_out != PAD).sum())
 
@@ -293,27 +346,21 @@ def prove_graphed(
         graphed.forget()
         return Gradient(loss * share, found)
 
-    def deviation() -> float:
-        with suppress(torch.OutOfMemoryError):
-            wanted = gradient(batch, 1)  # the first one is computed without a graph
-            try:
-                gradient(reversed_batch, 2)  # recorded
-            except InputError as error:  # a way that is not sound, where others are left
-                raise DeviatesError(str(error)) from error
-            found = gradient(batch, 1)
-            if graphed.is_recording:
-                return compared(found, wanted)
-        raise DeviatesError("its memory does not hold what is recorded")
-
-    def compared(found: Gradient, wanted: Gradient) -> float:
-        tolerance = TOLERANCES[resolved.precision in HALF]
-        compare_losses(found, wanted, tolerance.loss)
-        distance = found.distance(wanted)
-        if not distance <= tolerance.gradient:
-            raise DeviatesError(f"its gradient differs by {distance:.2g} from the one without a graph")
-        return distance
-
-    return prover.holds(resolved, deviation)
+    with suppress(torch.OutOfMemoryError):
+        wanted = gradient(batch, 1)  # the first one is computed without a graph
+        try:
+            gradient(reversed_batch, 2)  # recorded
+        except InputError as error:  # a way that is not sound, where others are left
+            raise DeviatesError(str(error)) from error
+        found = gradient(batch, 1)
+        if graphed.is_recording:
+            tolerance = TOLERANCES[way.precision in HALF]
+            compare_losses(found, wanted, tolerance.loss)
+            distance = found.distance(wanted)
+            if not distance <= tolerance.gradient:
+                raise DeviatesError(f"its gradient differs by {distance:.2g} from the one without a graph")
+            return distance
+    raise DeviatesError("its memory does not hold what is recorded")
 
 
 # ---- what is compared -----------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """From a job to a run: its data prepared, its directory locked, and its training started, or resumed where it stands.
 
     open_run     prepare -> lock -> newest checkpoint -> start_run or resume_run -> build_run
-    build_run    TrainState -> the way that is sound here -> objective, compiled and wrapped -> does a step fit? -> Run
+    build_run    the first way that is sound here -> Run
+      _Builder   TrainState -> objective, compiled and wrapped -> does a step fit? -> what computes it, replayed or not
 
 Rank 0 goes first at each stage, and the other ranks take over what it found: the same settings, the same checkpoint.
 """
@@ -38,13 +39,22 @@ from transformer.tracking import log_to
 from transformer.training.cuda_graphs import GraphedComputation
 from transformer.training.memory import Trial, can_try
 from transformer.training.process import set_up_process
-from transformer.training.proof import Prover, prove, prove_compiled, prove_graphed, wants_proof
+from transformer.training.proof import (
+    Prover,
+    compiled_deviation,
+    first_sound,
+    plain_deviation,
+    replayed_deviation,
+    stages_of,
+    wants_proof,
+)
 from transformer.training.record import resume_run, start_run
 from transformer.training.resolve import batching_of, warn_of_idle_ranks
 from transformer.training.state import TrainState
 from transformer.training.step import Computation, Objective
 from transformer.training.validate import DevSet
 from transformer.training.warm_start import find_source, with_model_of
+from transformer.vocabulary import VocabSize
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +76,7 @@ class Run:
     data_digest: str
     state: TrainState
     computation: Computation  # of a step, as it is trained: compiled or not, replayed or not, wrapped for several ranks
-    prover: Prover | None  # of searches, too; None: nothing is to be compared
+    prover: Prover  # of searches, too
 
     @property
     def progress(self) -> Progress:
@@ -218,8 +228,8 @@ def build_run(
 ) -> Run:
     """The run at its first step, with the weights of `source` if there is one, or as the checkpoint left it.
 
-    `proves`: where that is due, the device is compared with the plain way, and what it computes wrong is not taken.
-    `tries_memory`: on a GPU, a step is tried. run.json keeps what was found.
+    `proves`: where that is due, the device is compared with the plain way, and what it computes wrong is left for a
+    plainer way. `tries_memory`: on a GPU, a step is tried. run.json keeps what was found.
 
     Raises InputError where no way is sound, or a step does not fit, and Stopped where the GPU breaks down.
     """
@@ -229,82 +239,48 @@ def build_run(
         resolved = replace(resolved, cuda_graphs=False)  # a run of one rank that goes on with several: they meet in DDP
     warn_of_early_average(first_of_average(job.train), job.train.max_steps)
     directory = RunDir(Path(job.run_dir))
-    tokenizers = prepared.tokenizers
-    vocab_size = tokenizers.vocab_sizes
     device = local_device(torch.device(resolved.device.name))
     avoid_cudnn_attention(device)
-
-    # The state: new, from other weights, or from a checkpoint.
-    def build_state() -> tuple[TrainState, TrainingRecord | None]:
-        state = TrainState.at_start(
-            job.model,
-            job.train,
-            vocab_size=vocab_size,
-            device=device,
-            precision=resolved.precision,
-            source=source,
-        )
-        return state, None if checkpoint is None else state.restore(checkpoint, rank=world.rank)
-
-    state, record = build_state()
-
-    # How to compute it: in a way that this device is sound in.
     stores = epoch_stores(
         prepared.store,
-        tokenizers,
+        prepared.tokenizers,
         mixture=prepared.mixture,
         rate=job.train.subword_sampling,
         seed=job.train.seed,
     )
-    prover = _prover(job, directory, device=device, world=world) if proves else None
-    if prover is not None and not prover.knows(resolved):
-        wanted = resolved
-        resolved = prove(prover, job, wanted, model=state.model, store=stores.corpus)
-        if resolved.precision is not wanted.precision:  # its scale of the loss, too
-            state, record = build_state()
 
-    # Micro-batches that fit into memory.
+    # The state, and how to compute a step of it: in the first way that this device is sound in.
+    prover = _prover(job, directory, device=device, world=world, proves=proves)
     batching = partial(batching_of, job, lengths=stores.lengths, mixture=stores.mixture)
     trial = None
     if tries_memory and can_try(device):
         trial = Trial(job, batching, stores.plain_lengths, device=device, world=world)
-        resolved = trial.fit(resolved, _objective(job, replace(resolved, compile=False), state))
-
-    # The model under its loss, as it will be trained.
-    objective = _objective(job, resolved, state)
-    parallel = world.wrap(objective)
-    if prover is not None and resolved.compile and not prover.knows(resolved):
-        sound = prove_compiled(
-            prover, resolved, objective=objective, parallel=parallel, store=stores.corpus, batching=batching(resolved)
-        )
-        if not sound:
-            del objective, parallel  # DDP's hooks go with it
-            resolved = replace(resolved, compile=False)
-            parallel = world.wrap(_objective(job, resolved, state))
-    memory = None if trial is None else trial.check(resolved, parallel)
-
-    # What a step computes, recorded or not.
-    computation = launched = Computation(
-        parallel, state.optimizer, state.scaler, job.train.clip_norm, device, resolved.precision
+    builder = _Builder(
+        job=job,
+        world=world,
+        device=device,
+        vocab_size=prepared.tokenizers.vocab_sizes,
+        stores=stores,
+        batching=batching,
+        checkpoint=checkpoint,
+        source=source,
+        prover=prover,
+        trial=trial,
     )
-    if resolved.cuda_graphs:
-        computation = graphed = GraphedComputation(launched)
-        if prover is not None and not prover.knows(resolved):
-            sound = prove_graphed(prover, resolved, graphed=graphed, store=stores.corpus, batching=batching(resolved))
-            if not sound:
-                resolved = replace(resolved, cuda_graphs=False)
-                computation = launched
-    if checkpoint is None and (memory or prover):
-        world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=memory))
+    built = first_sound(prover, resolved, builder.build)
+    resolved = built.resolved
+    if checkpoint is None and (built.memory or prover.compares):
+        world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=built.memory))
 
+    parameters = count_parameters(job.model, prepared.tokenizers.vocab_sizes).total
     settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
-    log.info("%s parameters; %s", f"{count_parameters(job.model, vocab_size).total:,}", settings)
+    log.info("%s parameters; %s", f"{parameters:,}", settings)
     if device.type == "cuda":
         log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
 
     # The dev set, which may change between two starts: validation only measures.
-    dev = DevSet.of(prepared.dev, tokenizers, max_pieces=job.model.max_positions - 1)
-    if record is not None and record.dev_digest != dev.digest:
+    dev = DevSet.of(prepared.dev, prepared.tokenizers, max_pieces=job.model.max_positions - 1)
+    if built.record is not None and built.record.dev_digest != dev.digest:
         log.warning("the text of data.dev has changed: its scores cannot be compared with the earlier ones")
 
     return Run(
@@ -313,36 +289,120 @@ def build_run(
         directory=directory,
         resolved=resolved,
         device=device,
-        tokenizers=tokenizers,
+        tokenizers=prepared.tokenizers,
         stores=stores,
         batching=batching(resolved),
         dev=dev,
         test=prepared.test,
         data_digest=prepared.report.digest,
-        state=state,
-        computation=computation,
+        state=built.state,
+        computation=built.computation,
         prover=prover,
     )
 
 
-def _objective(job: TrainJob, resolved: Resolved, state: TrainState) -> Objective:
-    """The model under its loss, compiled or not."""
-    objective = Objective(state.model, job.train.label_smoothing, loss_rows=resolved.loss_rows).train()
-    if resolved.compile:
-        objective.compile()
-    return objective
+@dataclass(frozen=True)
+class _Built:
+    """What a run computes with, in one way."""
+
+    resolved: Resolved  # that way, with micro-batches that fit into memory
+    state: TrainState
+    record: TrainingRecord | None  # of the checkpoint that the state is from
+    computation: Computation
+    memory: MemoryCheck | None
 
 
-def _prover(job: TrainJob, directory: RunDir, *, device: torch.device, world: World) -> Prover | None:
-    """What compares ways to compute, and writes to run.json what it finds; None where that is not wanted."""
-    if not wants_proof(job, device):
-        return None
+@dataclass(frozen=True)
+class _Builder:
+    """Builds the state of a run, and what computes its steps, in a way that the device is sound in."""
+
+    job: TrainJob
+    world: World
+    device: torch.device
+    vocab_size: VocabSize
+    stores: EpochStores
+    batching: Callable[[Resolved], Batching]
+    checkpoint: Checkpoint | None
+    source: Checkpoint | None
+    prover: Prover
+    trial: Trial | None  # None: no step is tried
+
+    def build(self, way: Resolved) -> _Built:
+        """All of it in this way. Raises UnsoundError where a stage of it is not sound on this device."""
+        state, record = self._state(way)
+        store = self.stores.corpus
+
+        # Without the compiler and graphs.
+        uncompiled, *_ = stages_of(way)
+        self.prover.prove(
+            uncompiled,
+            lambda: plain_deviation(uncompiled, self.job, model=state.model, store=store, device=self.device),
+        )
+
+        # Micro-batches that fit into memory.
+        if self.trial is not None:
+            way = self.trial.fit(way, self._objective(uncompiled, state))
+        batching = self.batching(way)
+
+        # The model under its loss, as it will be trained.
+        objective = self._objective(way, state)
+        parallel = self.world.wrap(objective)
+        if way.compile:
+            self.prover.prove(
+                replace(way, cuda_graphs=False),
+                lambda: compiled_deviation(
+                    way, objective=objective, parallel=parallel, store=store, batching=batching, device=self.device
+                ),
+            )
+        memory = None if self.trial is None else self.trial.check(way, parallel)
+
+        # What a step computes, recorded or not.
+        clip_norm = self.job.train.clip_norm
+        computation = Computation(parallel, state.optimizer, state.scaler, clip_norm, self.device, way.precision)
+        if way.cuda_graphs:
+            computation = graphed = GraphedComputation(computation)
+            self.prover.prove(
+                way,
+                lambda: replayed_deviation(way, graphed=graphed, store=store, batching=batching, device=self.device),
+            )
+        return _Built(way, state, record, computation, memory)
+
+    def _state(self, way: Resolved) -> tuple[TrainState, TrainingRecord | None]:
+        """New, from other weights, or from a checkpoint."""
+        state = TrainState.at_start(
+            self.job.model,
+            self.job.train,
+            vocab_size=self.vocab_size,
+            device=self.device,
+            precision=way.precision,
+            source=self.source,
+        )
+        return state, None if self.checkpoint is None else state.restore(self.checkpoint, rank=self.world.rank)
+
+    def _objective(self, way: Resolved, state: TrainState) -> Objective:
+        """The model under its loss, compiled or not."""
+        objective = Objective(state.model, self.job.train.label_smoothing, loss_rows=way.loss_rows).train()
+        if way.compile:
+            objective.compile()
+        return objective
+
+
+def _prover(job: TrainJob, directory: RunDir, *, device: torch.device, world: World, proves: bool) -> Prover:
+    """What compares ways to compute, where that is wanted, and writes to run.json what it finds."""
+    if not proves:
+        return Prover(device, world, known=None, keep=lambda proof: None, compares=False)
     known = world.share(
         lambda: directory.read_record().proof,
         pack=lambda proof: None if proof is None else to_json(proof),
         unpack=lambda stored: None if stored is None else from_json(Proof, stored),
     )
-    return Prover(device, world, known=known, keep=lambda proof: _update_record(directory, proof=proof))
+    return Prover(
+        device,
+        world,
+        known=known,
+        keep=lambda proof: _update_record(directory, proof=proof),
+        compares=wants_proof(job, device),
+    )
 
 
 def _update_record(

@@ -37,7 +37,7 @@ from transformer.tools.preview import Preview, preview_epoch
 from transformer.training.deviation import MOST_LEAK, largest_leak
 from transformer.training.memory import Trial, can_try
 from transformer.training.optimizer import build_optimizer, rate_of, updates_applied
-from transformer.training.proof import Prover, prove, wants_proof
+from transformer.training.proof import Prover, first_sound, plain_deviation, wants_proof
 from transformer.training.resolve import batching_of
 from transformer.training.state import TrainState, draw_model
 from transformer.training.step import Computation, Objective, train_step
@@ -82,10 +82,14 @@ def check_device(job: TrainJob, store: Store, *, vocab_size: VocabSize, resolved
     if not wants_proof(job, device):
         return []
 
-    prover = Prover(device, World(0, 1, {}), known=None, keep=lambda found: None)
-    model = draw_model(job.model, seed=job.train.seed, vocab_size=vocab_size)
+    prover = Prover(device, World(0, 1, {}), known=None, keep=lambda found: None, compares=True)
+    model = draw_model(job.model, seed=job.train.seed, vocab_size=vocab_size).to(device, dtype_of(resolved.precision))
+
+    def prove(way: Resolved) -> None:
+        prover.prove(way, lambda: plain_deviation(way, job, model=model, store=store, device=device))
+
     try:
-        prove(prover, job, resolved, model=model.to(device, dtype_of(resolved.precision)), store=store)
+        first_sound(prover, replace(resolved, compile=False, cuda_graphs=False), prove)
     except InputError as error:
         remedy = "train on another device: set train.device=cpu"
         return [failed("proof", "machine", found=str(error), level=Level.error, remedy=remedy, places=[])]
