@@ -64,6 +64,6 @@ class TooEarly(TransformerError):
 
 
 class Stopped(TransformerError):
-    """Stopped by a signal with a committed checkpoint: the same command goes on from there."""
+    """Stopped, by a signal or where a GPU failed in a way that is not taken again: the same command goes on."""
 
     exit_status = 75

@@ -40,7 +40,10 @@ inline const Card& card() {
 
 inline int driver_version() { return (int)setting("NULL_GPU_DRIVER", CUDA); }
 inline int device_count() { return (int)setting("NULL_GPU_DEVICES", 1); }
-inline bool refuses_graphs() { return setting("NULL_GPU_REFUSES_GRAPHS", 0) != 0; }
+inline bool refuses_graph(long number) {
+  long first = (long)setting("NULL_GPU_REFUSES_GRAPHS", 0);
+  return first && number >= first;
+}
 inline bool refuses_modules() { return setting("NULL_GPU_REFUSES_MODULES", 0) != 0; }
 inline size_t memory() {
   static const size_t bytes = (size_t)(setting("NULL_GPU_GIB", card().gib) * (1ull << 30));

@@ -492,7 +492,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (captured != stream) return cudaErrorStreamCaptureUnmatched;
   captured = nullptr;
   *graph = nullptr;
-  return capture_is_valid && !refuses_graphs() ? new_handle(graph) : cudaErrorStreamCaptureInvalidated;
+  return capture_is_valid && !refuses_graph(captures) ? new_handle(graph) : cudaErrorStreamCaptureInvalidated;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   *status = captured && stream == captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;

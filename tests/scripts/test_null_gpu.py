@@ -315,20 +315,90 @@ def test_train_fits_its_steps_into_the_memory_of_a_gpu(tmp_path: Path, gib: floa
 
 def test_train_launches_every_kernel_where_no_step_can_be_recorded(tmp_path: Path) -> None:
     settings = [setting for setting in SHORTEST if setting != LAUNCHED]
-    done = train_on_null_gpu(tmp_path, "train.compile=false", *settings, NULL_GPU_REFUSES_GRAPHS="1")
+    command = ("transformer", "train", "run_dir=run", "train.compile=false", *settings)
+    refused = on_null_gpu(tmp_path, *command, NULL_GPU_REFUSES_GRAPHS="1")
+    assert refused.status == 75
+    assert refused.err.splitlines()[-1].startswith("transformer: error: a step could not be recorded (")
+    assert refused.err.splitlines()[-1].endswith("): the same command goes on, and its host launches every kernel")
+
+    # It does, and so does a resume, which compares nothing again.
+    for steps in (3, 4):
+        launched = on_null_gpu(tmp_path, *command, f"train.max_steps={steps}", NULL_GPU_REFUSES_GRAPHS="1")
+        assert launched.status == 0, launched.err
+        assert "graph" not in launched.report["counts"]
     assert resolved_of(tmp_path)["cuda_graphs"] is False
     (failure,) = read(tmp_path / "run/run.json")["proof"]["failures"].items()
     assert failure[0] == "packed (varlen), not compiled, CUDA graphs, bf16"
-    assert failure[1] in done.err
-    assert "launched" not in done.report["counts"]["graph"]
+    assert f"({failure[1]})" in refused.err
+    assert (tmp_path / "run/train.log").read_text(encoding="utf-8").count("computes as the plain way does") == 1
 
-    # Where no proof has found out.
-    unproven = ("transformer", "train", "run_dir=unproven", "train.compile=false", "train.proof=false", *settings)
-    refused = on_null_gpu(tmp_path, *unproven, NULL_GPU_REFUSES_GRAPHS="1")
-    assert refused.status == 2
-    assert refused.err.splitlines()[-1].startswith("transformer: error: the GPU cannot record a step (")
-    assert refused.err.splitlines()[-1].endswith("): set train.cuda_graphs=false; the same command goes on")
-    assert on_null_gpu(tmp_path, *unproven, "train.cuda_graphs=false").status == 0
+
+def test_train_that_can_record_no_more_commits_its_step_and_goes_on_launched(tmp_path: Path) -> None:
+    """No proof has found out; and where one has found nothing, a later recording fails."""
+    settings = [setting for setting in SHORTEST if setting != LAUNCHED]
+    for proof, first_refused in (("false", "1"), ("true", "2")):
+        folder = tmp_path / proof
+        folder.mkdir()
+        command = ("transformer", "train", "run_dir=run", "train.compile=false", f"train.proof={proof}", *settings)
+        refused = on_null_gpu(folder, *command, "train.max_steps=6", NULL_GPU_REFUSES_GRAPHS=first_refused)
+        assert refused.status == 75, refused.err
+        (step,) = steps_of(folder / "run")
+        assert 0 < step < 6
+        assert f"step {step} is saved: the same command goes on, and its host" in refused.err.splitlines()[-1]
+        assert "captured" in refused.report["counts"]["graph"]
+
+        launched = on_null_gpu(folder, *command, "train.max_steps=6", NULL_GPU_REFUSES_GRAPHS=first_refused)
+        assert launched.status == 0, launched.err
+        assert len(launched.report["updates"]) == 6 - step
+        assert "graph" not in launched.report["counts"]
+
+
+def test_graphed_computation_records_what_has_run_and_again_after_it_made_room(tmp_path: Path) -> None:
+    """A shape is launched once before it is recorded, and what still lives of the old memory is in nobody's way."""
+    program = tmp_path / "program.py"
+    program.write_text(RECORDS, encoding="utf-8")
+    done = on_null_gpu(tmp_path, "python", str(program))
+    assert done.status == 0, done.err
+    assert json.loads(done.out) == [0, 2, 0, 2]
+
+
+RECORDS = """
+import json
+import numpy as np
+import torch
+from transformer.compute import loss_scaler
+from transformer.config.settings import AttentionKernel, ModelConfig, Precision, TrainConfig
+from transformer.data.batch import collate
+from transformer.data.store import Store
+from transformer.model.transformer import Transformer
+from transformer.training.cuda_graphs import GraphedComputation
+from transformer.training.optimizer import build_optimizer
+from transformer.training.step import Computation, Objective
+
+device = torch.device("cuda")
+model = Transformer(ModelConfig(n_layers=1, d_model=64, d_ff=64, n_heads=2), 500).to(device)
+scaler = loss_scaler(device, Precision.bf16)
+launched = Computation(
+    Objective(model, 0.1).train(), build_optimizer(model, TrainConfig()), scaler, 1.0, device, Precision.bf16
+)
+graphed = GraphedComputation(launched)
+short = Store.from_pieces(*([[5]] * 400 for _ in range(2)))
+batches = [
+    collate(short, np.arange(count), (1024, 1024), kernel=AttentionKernel.varlen).to(device) for count in (400, 10)
+]
+
+def recordings():
+    for batch in batches:
+        graphed.add_gradient(batch, 1.0)
+    return len(graphed._recordings)
+
+found = [recordings(), recordings()]
+kept = [recording.results for recording in graphed._recordings.values()]
+torch.cuda.mem_get_info = lambda device: (0, 1)
+graphed.make_room()
+found += [len(graphed._recordings), recordings()]
+print(json.dumps(found))
+"""
 
 
 def test_train_goes_on_without_the_compiler_where_no_kernel_can_be_loaded(tmp_path: Path) -> None:

@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 from transformer.data.batch import Batch
-from transformer.errors import InputError
 from transformer.layout import Layout, Packed
 from transformer.training.step import Computation
 
 Tensors = tuple[Tensor, ...]
 log = logging.getLogger(__name__)
-
-HINT = "set train.cuda_graphs=false; the same command goes on"
 
 
 @dataclass(frozen=True)
@@ -37,21 +34,24 @@ class _Recording:
 class GraphedComputation(Computation):
     """The same numbers as `Computation`, by graphs that are recorded when they are first needed.
 
-    The first gradient and the first update are computed without one: kernels are compiled, and moments made. Gradients
-    stay where they are from step to step. There is one rank, batches are packed for a kernel that attends to them as
-    they lie, and nothing scales the loss.
+    The first gradient of each shape and the first update are computed without one: kernels are compiled, and moments
+    made. Gradients stay where they are from step to step. There is one rank, batches are packed for a kernel that
+    attends to them as they lie, and nothing scales the loss.
 
-    What is recorded keeps the memory that it computes in. Where that runs out, steps are launched from then on.
+    What is recorded keeps the memory that it computes in. Where that runs out, steps are launched from then on. They
+    are where a recording fails, too; but torch's allocator then never gets its memory back, nor that of batches which
+    another stream has copied. So there is a `failure`, and the process should end soon.
     """
 
     is_recording = True
+    _failure: str | None = None
 
     def __init__(self, computation: Computation) -> None:
         super().__init__(**vars(computation))
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # what is recorded needs its own
         self._pool = torch.cuda.graph_pool_handle()  # no two graphs run at once: they share their memory
         self._recordings: dict[Any, _Recording] = {}
-        self._has_run: set[str] = set()
+        self._has_run: set[Any] = set()
         self._share = torch.zeros((), device=self.device)
         self._rate = torch.zeros((), device=self.device)
 
@@ -93,6 +93,12 @@ class GraphedComputation(Computation):
         if free < total / 3:
             self._recordings.clear()
             torch.cuda.empty_cache()
+            self._pool = torch.cuda.graph_pool_handle()  # whatever still lives of the old one keeps it from being used
+
+    @property
+    def failure(self) -> str | None:
+        """As of `Computation`: why a step could not be recorded."""
+        return self._failure
 
     # ---- to record, and to replay
 
@@ -103,8 +109,8 @@ class GraphedComputation(Computation):
         recording = self._recordings.get(key)
         if recording is None:
             own = None if batch is None else batch.map(torch.clone)
-            if key[0] not in self._has_run:
-                self._has_run.add(key[0])
+            if key not in self._has_run:
+                self._has_run.add(key)
                 return self._beside(lambda: compute(own))
             recording = self._record(lambda: compute(own), own)
             if recording is None:
@@ -126,7 +132,7 @@ class GraphedComputation(Computation):
         return results
 
     def _record(self, compute: Callable[[], Tensors], batch: Batch | None) -> _Recording | None:
-        """None: memory runs out, so nothing is recorded any more. Raises InputError where the GPU does not allow it."""
+        """None: memory runs out, or the GPU does not allow it, so nothing is recorded any more."""
         graph = torch.cuda.CUDAGraph()
 
         # To come back to from an error: the stream, and random numbers that are not recorded.
@@ -142,8 +148,7 @@ class GraphedComputation(Computation):
             log.warning("a GPU this full keeps no recorded step: its host launches every kernel")
         except RuntimeError as error:
             generator.graphsafe_set_state(drawn)
-            text = str(error).partition("\n")[0]
-            raise InputError(f"the GPU cannot record a step ({text}): {HINT}") from error
+            self._failure = str(error).partition("\n")[0]
 
         # The error is gone, and with it what had been computed.
         self.is_recording = False

@@ -53,6 +53,10 @@ class DeviatesError(Exception):
     """A way computes something else than the plain one; the message says what, and by how much."""
 
 
+class UnrecordedError(DeviatesError):
+    """A step could not be recorded, which leaves torch's allocator in disorder: the message says why."""
+
+
 @dataclass(frozen=True)
 class Gradient:
     """The loss of some sentences, a mean over target tokens, and its gradient by the name of a parameter."""

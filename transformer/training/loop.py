@@ -27,7 +27,7 @@ from transformer.data.loader import Position, Step, load_steps
 from transformer.data.plan import plan_version, sample_epoch
 from transformer.decoding.batches import Batches
 from transformer.distributed import Vote, collective_errors_named, join_world
-from transformer.errors import InputError, NumericalError
+from transformer.errors import InputError, NumericalError, Stopped
 from transformer.evaluation.sets import write_sets
 from transformer.files import MANIFEST
 from transformer.machine import HeapTrimmer
@@ -41,6 +41,7 @@ from transformer.training.history import MARKED, add_mark, begin_history
 from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.process import process_settings_restored
 from transformer.training.profile import profiled
+from transformer.training.proof import LAUNCHES
 from transformer.training.samples import open_trackers, show_samples, show_scores
 from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
@@ -157,10 +158,9 @@ def train_loop(
                 clock.lap()
 
             # Stop? Where the ranks meet anyway, they agree at once; elsewhere, on what was asked one step before.
-            if is_validation_due or is_commit_due:
-                stopping = world.any(signals.requested)
-            else:
-                stopping = vote.ask(signals.requested)
+            wants_stop = signals.requested or run.computation.failure is not None
+            meets = is_validation_due or is_commit_due
+            stopping = world.any(wants_stop) if meets else vote.ask(wants_stop)
 
             # Commit, once for all reasons; first mark the step: after a crash, no commit is without its mark.
             has_ended = progress.has_ended(config)
@@ -175,7 +175,17 @@ def train_loop(
                 clock.lap()
 
         if stopping or world.any(signals.requested):  # a signal may have come while the last step was committed
-            raise stopped(progress.step)
+            raise _stopped(run)
+
+
+def _stopped(run: Run) -> Stopped:
+    """The error that ends a run after a step that is committed: a signal came, or a step could not be recorded."""
+    failures = run.world.gather(run.computation.failure)
+    failure = next((text for text in failures if text is not None), None)
+    if failure is None:
+        return stopped(run.progress.step)
+    run.prover.leave(run.resolved, failure)
+    return Stopped(f"a step could not be recorded ({failure}), step {run.progress.step} is saved: {LAUNCHES}")
 
 
 # ---- before the first step ------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from transformer.training.deviation import (
     TOLERANCES,
     DeviatesError,
     Gradient,
+    UnrecordedError,
     compare,
     compare_kernel,
     compare_losses,
@@ -59,6 +60,7 @@ SAMPLED = 100_000  # pairs among which those that are compared are chosen
 ANOTHER_MASK = 1.5  # a compiled step's gradient may differ by so many times as much as another dropout mask makes
 MASKS = 5  # under which an uncompiled step's loss is computed: it is the mean of few tokens where a step has no more
 REMEDY = "set train.device=cpu, or train.proof=false if you know better"
+LAUNCHES = "the same command goes on, and its host launches every kernel"
 SPREADS = 6.0  # of these losses' standard deviations, by which a compiled step's may differ
 
 
@@ -174,7 +176,7 @@ class Prover:
     def prove(self, stage: Resolved, deviation: Callable[[], float]) -> None:
         """Raise UnsoundError unless this stage of a way is sound on every rank: `deviation` raises where it is not.
 
-        Raises InputError where memory runs out, and Stopped where the device does not answer any more.
+        Raises InputError where memory runs out, and Stopped where the failure has left a process that cannot go on.
         """
         name = name_of(stage)
         if name in self._sound or not self.compares:
@@ -183,6 +185,7 @@ class Prover:
         self._keep(replace(self.proof, trying=name))
         found = math.inf
         failure = None
+        is_unrecorded = False
         try:
             found = deviation()
         except torch.OutOfMemoryError as error:
@@ -195,6 +198,7 @@ class Prover:
             log.debug("%s", name, exc_info=True)
             text = " ".join(str(error).split("\n")[:2]).strip()  # a compiler names its own error in the second line
             failure = text if isinstance(error, DeviatesError) else f"{type(error).__name__}: {text}"
+            is_unrecorded = isinstance(error, UnrecordedError)
         except BaseException:  # a signal says nothing about the way
             self._keep(replace(self.proof, trying=None))
             raise
@@ -208,7 +212,13 @@ class Prover:
         log.warning("%s: not taken: %.300s (TRANSFORMER_DEBUG=1 --verbose shows more)", name, failure)
         self._keep_failure(name, failure)
         self._check_device(name)
+        if self.world.any(is_unrecorded):
+            raise Stopped(f"a step could not be recorded ({failure}): {LAUNCHES}")
         raise UnsoundError
+
+    def leave(self, way: Resolved, why: str) -> None:
+        """Write down that this way, in which the training has come as far as it has, is not to be taken again."""
+        self._keep_failure(name_of(way), why)
 
     def prove_search(self, batches: Batches) -> Batches:
         """The same search in a way that is sound on every rank: proven once, and known from then on."""
@@ -327,7 +337,7 @@ def replayed_deviation(
     """How far the gradient that is replayed is from the same one without a graph, and the same dropout.
 
     It is recorded with the sentences in another order, and another seed: a replay must read both anew. Raises
-    DeviatesError where it is too far.
+    DeviatesError where it is too far, and UnrecordedError where the GPU does not record it.
     """
     ids = _micro_batch(store, batching)
     batch, reversed_batch = (
@@ -348,10 +358,9 @@ def replayed_deviation(
 
     with suppress(torch.OutOfMemoryError):
         wanted = gradient(batch, 1)  # the first one is computed without a graph
-        try:
-            gradient(reversed_batch, 2)  # recorded
-        except InputError as error:  # a way that is not sound, where others are left
-            raise DeviatesError(str(error)) from error
+        gradient(reversed_batch, 2)  # recorded
+        if graphed.failure is not None:
+            raise UnrecordedError(graphed.failure)
         found = gradient(batch, 1)
         if graphed.is_recording:
             tolerance = TOLERANCES[way.precision in HALF]

@@ -132,6 +132,11 @@ class Computation:
     def make_room(self) -> None:
         """Free what memory is held between steps, where others need some."""
 
+    @property
+    def failure(self) -> str | None:
+        """Why the process is to end after this step, though the numbers are right; None: it is not."""
+        return None
+
     def add_gradient(self, batch: Batch, share: float | Tensor) -> Tensor:
         """Add the gradient of a micro-batch's loss times `share`. Returns its smoothed and its plain loss, `(2,)`."""
         with autocast(self.device, self.precision):

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,37 @@ from torch import Tensor
 from torch._dynamo import register_backend
 
 from support import varlen
-from support.corpora import read, run, tiny_job, write_corpus
+from support.corpora import read, run, steps_of, tiny_job, write_corpus
 from support.ranks import ranks
 from transformer.config.jobs import TrainJob
-from transformer.config.settings import DataConfig, LayoutKind, ModelConfig, Precision, SearchConfig
+from transformer.config.settings import (
+    AttentionKernel,
+    DataConfig,
+    Device,
+    LayoutKind,
+    ModelConfig,
+    Precision,
+    SearchConfig,
+)
 from transformer.data.batch import Batch
 from transformer.data.prepare import prepare
 from transformer.decoding.batches import Batches
 from transformer.decoding.loading import load
 from transformer.decoding.proof import FULL, FUSED, PLAIN, in_way, prove_search, search_deviation
-from transformer.errors import InputError
+from transformer.distributed import World
+from transformer.errors import InputError, Stopped
 from transformer.layout import Histories
 from transformer.model import attention
 from transformer.model.transformer import Transformer
+from transformer.records import Proof, Resolved
 from transformer.run_dir import RunDir
 from transformer.training import proof
-from transformer.training.deviation import TOLERANCES, DeviatesError, Gradient, compare
-from transformer.training.proof import compiled_deviation
+from transformer.training.deviation import TOLERANCES, DeviatesError, Gradient, UnrecordedError, compare
+from transformer.training.proof import Prover, compiled_deviation, first_sound, name_of, stages_of
 from transformer.training.resolve import batching_of, resolve_settings
-from transformer.training.step import Objective
+from transformer.training.step import Computation, Objective
 
+CPU = torch.device("cpu")
 PACKED = "packed, not compiled, fp32"
 PADDED = "padded, not compiled, fp32"
 
@@ -293,6 +305,111 @@ def test_proof_that_runs_out_of_memory_holds_nothing_against_a_way(corpus: DataC
     assert (found(tmp_path / "a")["trying"], found(tmp_path / "a")["failures"]) == (None, {})
     folder = run(job(tmp_path / "a", corpus))
     assert losses(folder) == losses(run(job(tmp_path / "b", corpus, proof=None)))
+
+
+# ---- what may go wrong where steps are replayed ---------------------------------------------------------------------
+
+REPLAYED = Resolved(
+    device=Device.cuda,
+    precision=Precision.bf16,
+    threads=1,
+    max_tokens=4_096,
+    layout=LayoutKind.packed,
+    compile=True,
+    micro_batch_multiple=1,
+    attention_kernel=AttentionKernel.varlen,
+    cuda_graphs=True,
+)
+STAGES = [f"packed (varlen), {stage}, bf16" for stage in ("not compiled", "compiled", "compiled, CUDA graphs")]
+
+
+def ways_tried(known: Proof | None, failing: dict[str, Exception]) -> tuple[list[str], str, Proof]:
+    """The stages that are compared, of which some fail; the way that is taken; and what is kept."""
+    kept: list[Proof] = []
+    prover = Prover(CPU, World(0, 1, {}), known=known, keep=kept.append, compares=True)
+    if known is not None:
+        prover.proof = known  # of this device
+    compared: list[str] = []
+
+    def deviation(name: str) -> float:
+        compared.append(name)
+        if name in failing:
+            raise failing[name]
+        return 0.01
+
+    def build(way: Resolved) -> str:
+        for stage in stages_of(way):
+            prover.prove(stage, partial(deviation, name_of(stage)))
+        return name_of(way)
+
+    try:
+        taken = first_sound(prover, REPLAYED, build)
+    except Stopped as error:
+        taken = f"Stopped: {error}"
+    return compared, taken, prover.proof
+
+
+def test_first_sound_compares_each_stage_once_and_goes_on_with_what_is_left() -> None:
+    assert ways_tried(None, {})[:2] == (STAGES, STAGES[2])
+
+    # A compiler that computes wrong: replayed without it. Nothing is compared twice.
+    without = "packed (varlen), not compiled, CUDA graphs, bf16"
+    compared, taken, kept = ways_tried(None, {STAGES[1]: DeviatesError("the loss is 3")})
+    assert (compared, taken) == ([*STAGES[:2], without], without)
+    assert kept.failures == {STAGES[1]: "the loss is 3"}
+
+    # Graphs that do: compiled without them. A resume, which is resolved to want both, remembers what was found.
+    compared, taken, kept = ways_tried(None, {STAGES[2]: DeviatesError("its gradient differs by 0.5")})
+    assert (compared, taken) == (STAGES, STAGES[1])
+    assert ways_tried(kept, {})[:2] == ([], STAGES[1])
+
+
+def test_prove_ends_the_process_in_which_a_step_could_not_be_recorded() -> None:
+    """Torch's allocator is left in disorder. The same command takes the way that was sound before."""
+    _, taken, kept = ways_tried(None, {STAGES[2]: UnrecordedError("operation not permitted")})
+    assert taken == (
+        "Stopped: a step could not be recorded (operation not permitted): the same command goes on, and its host "
+        "launches every kernel"
+    )
+    assert kept.failures == {STAGES[2]: "operation not permitted"}
+    assert ways_tried(kept, {})[:2] == ([], STAGES[1])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_train_ends_with_a_commit_where_a_step_could_not_be_recorded(
+    size: int, corpus: DataConfig, tmp_path: Path
+) -> None:
+    """On the last rank, in the third step: nothing is lost, run.json has it, and the same command goes on."""
+
+    def train() -> None:
+        is_last = os.environ["RANK"] == str(size - 1)
+        rates: list[float] = []
+        update = Computation.update
+
+        def counted(computation: Computation, rate: float) -> Any:
+            rates.append(rate)
+            return update(computation, rate)
+
+        def fail(_: Computation) -> str | None:
+            return "operation not permitted" if is_last and len(rates) >= 3 else None
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Computation, "failure", property(fail))
+            patch.setattr(Computation, "update", counted)
+            run(made)
+
+    made = job(tmp_path / "a", corpus, proof=None, max_steps=8, validate_every=8)
+    assert ranks(size, train, tmp_path) == [75] * size
+    (step,) = steps_of(tmp_path / "a")
+    assert step == (3 if size == 1 else 4)  # ranks agree a step later
+    assert found(tmp_path / "a")["failures"] == {PACKED: "operation not permitted"}
+    said = (tmp_path / f"rank-{size - 1}").read_text(encoding="utf-8")
+    assert f"a step could not be recorded (operation not permitted), step {step} is saved: the same command" in said
+
+    assert ranks(size, lambda: run(made), tmp_path) == [0] * size
+    undisturbed = job(tmp_path / "b", corpus, proof=None, max_steps=8, validate_every=8)
+    assert ranks(size, lambda: run(undisturbed), tmp_path) == [0] * size
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
 # ---- what may go wrong in a compiler --------------------------------------------------------------------------------
