@@ -13,9 +13,9 @@ limit=$((64 << 20)) # bytes
 
 case ${1:-} in
   learn) corpus=kftt files=({train,dev,tune}.{ja,en}.gz) ;;
-  "" | check | compare | kernels) corpus=multi30k files=({train,val,test_2016_flickr}.{en,de}) ;;
+  "" | check | compare | kernels | minute) corpus=multi30k files=({train,val,test_2016_flickr}.{en,de}) ;;
   *)
-    echo "error: $1 is no stage: choose from check, compare, learn, kernels" >&2
+    echo "error: $1 is no stage: choose from check, compare, learn, kernels, minute" >&2
     exit 2
     ;;
 esac

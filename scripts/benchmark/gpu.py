@@ -4,6 +4,10 @@ A stage leaves three files in --out: STAGE.jsonl has every number, one measureme
 STAGE.txt is what the processes printed; summary.json says how each part ended. A part that fails or runs out of time
 stops no other. Started again with the same --out, or with --before naming a folder that holds these files, a stage does
 what has not passed yet, and each part measures what is not in STAGE.jsonl yet.
+
+`minute` is what one call on a lent machine has time for, `minute --second` what a second one has. Their parts come in
+the order of their worth: each may take as long as its own limit, none is kept for those behind it, and one that no
+longer fits is skipped. After each part, decisions.py says which numbers decide something.
 """
 
 import argparse
@@ -24,16 +28,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from decisions import BEST, MINUTE, SECOND, Decision, decided, winners
 from measured import Measured, read
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-WHOLE = 530  # seconds of a stage, from the start of gpu.sh
+WHOLE = 530.0  # seconds of a stage, from the start of gpu.sh
 
 # Which tests of test_gpu.py compile or run whole commands; all others are tests of kernels and of the model.
 COMMANDS = "compiled or learns or resumes or nothing_set"
 TRIED = "nothing_set"  # of these, in a dry run
 NEW = "triton"  # those of kernels that are no default
+DECIDING = f"replayed or {NEW}_loss or ({NEW} and -64-)"  # of what a minute decides, in the width of base's heads
 
 OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*?) *$", re.MULTILINE)
 
@@ -47,6 +53,7 @@ class Place(NamedTuple):
     log: Path  # what its processes print is appended here
     work: Path  # a folder of its own, kept for the next start
     limit: float  # seconds
+    caches: dict[str, str]  # of what is compiled, as variables of the environment
 
     @property
     def device(self) -> str:
@@ -63,16 +70,31 @@ class Found(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One thing to do, and the seconds that are kept for it: more where the parts before it left some over."""
+    """One thing to do, and the seconds that it takes.
+
+    These are kept for it, and it has more where the parts before it left some over; with `most`, none are kept, it has
+    at most so many, and it is skipped where fewer than `seconds` are left.
+    """
 
     run: Callable[[Place], Found]
     seconds: float
+    most: float | None = None
 
 
-def main(arguments: list[str]) -> int:
+class Stage(NamedTuple):
+    """What one call does."""
+
+    parts: dict[str, Part]
+    seconds: float = WHOLE
+    decisions: tuple[Decision, ...] = ()
+
+
+def main(arguments: list[str], known: dict[str, Stage] | None = None) -> int:
+    known = known or STAGES
     parser = argparse.ArgumentParser(prog="gpu.sh", description="Measure, test and train on a GPU, nine minutes each.")
-    parser.add_argument("stage", choices=STAGES, help="what to do")
+    parser.add_argument("stage", choices=[name for name in known if not name.endswith(SECOND_CALL)], help="what to do")
     parser.add_argument("parts", nargs="*", metavar="PART", help="of the stage (default: all)")
+    parser.add_argument("--second", action="store_true", help="what the stage leaves to a second call")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, at a tiny size")
     parser.add_argument(
         "--data", type=Path, default=Path(".gpu/data"), help="holds multi30k/ and kftt/ (default: %(default)s)"
@@ -83,12 +105,19 @@ def main(arguments: list[str]) -> int:
         "--work", type=Path, default=Path(".gpu-work"), help="where runs are kept (default: %(default)s)"
     )
     parser.add_argument("--begun", type=float, default=time.time(), help="when the clock started (default: now)")
+    parser.add_argument("--patience", type=float, default=1.0, help="all limits, so many times (default: %(default)s)")
     args = parser.parse_args(arguments)
-    stage = STAGES[args.stage]
-    if unknown := set(args.parts) - set(stage):
-        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(stage)}")
+    stage = known.get(args.stage + SECOND_CALL if args.second else args.stage)
+    if stage is None:
+        parser.error(f"{args.stage} has no second call")
+    if unknown := set(args.parts) - set(stage.parts):
+        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(stage.parts)}")
+    deadline = args.begun + args.patience * stage.seconds
 
     # What an earlier start has found.
+    copies = args.work / args.stage / "found"  # where a second call finds what the first wrote
+    if args.before is None and args.second and copies.is_dir():
+        args.before = copies
     for folder in filter(None, (args.before, args.out)):
         path = folder / "summary.json"
         if path.exists() and json.loads(path.read_text(encoding="utf-8"))["dry_run"] is not args.dry_run:
@@ -110,14 +139,25 @@ def main(arguments: list[str]) -> int:
     print(f"{facts['gpu'] or 'no GPU'}, torch {facts['torch']}, Python {facts['python']}", flush=True)
 
     # The parts.
-    asked = args.parts or list(stage)
+    asked = args.parts or list(stage.parts)
     wanted = [name for name in asked if not verdicts.get(name, {}).get("passed")]
     if len(wanted) < len(asked):
         passed = ", ".join(name for name in asked if name not in wanted)
         print(f"passed before: {passed} (to measure again, choose another --out)", flush=True)
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": str(args.work.resolve() / "inductor"),
+        "TRITON_CACHE_DIR": str(args.work.resolve() / "triton"),
+    }
     for index, name in enumerate(wanted):
-        kept = sum(stage[other].seconds for other in wanted[index + 1 :])
-        limit = 600.0 if args.dry_run else max(1.0, args.begun + WHOLE - time.time() - kept)
+        part, left = stage.parts[name], deadline - time.time()
+        kept = sum(stage.parts[other].seconds for other in wanted[index + 1 :])
+        limit = 600.0 if args.dry_run else limit_of(part, left, kept=kept, patience=args.patience)
+        if limit is None:
+            said = f"skipped: it takes {part.seconds:.0f} s, and {max(0.0, left):.0f} s are left"
+            verdicts[name] = {"passed": False, "said": said}
+            write(summary_path, facts | {"stages": stages})
+            print(f"{name}: {said}", flush=True)
+            continue
         work = (args.work / args.stage / name).resolve()
         if name not in verdicts:  # what may lie there belongs to other results
             shutil.rmtree(work, ignore_errors=True)
@@ -129,6 +169,7 @@ def main(arguments: list[str]) -> int:
             log=names["txt"].resolve(),
             work=work,
             limit=limit,
+            caches={} if part.most is None else caches,
         )
         verdicts[name] = {"passed": False, "said": "begun", "limit": round(limit, 1)}
         write(summary_path, facts | {"stages": stages})
@@ -136,7 +177,7 @@ def main(arguments: list[str]) -> int:
         begun = time.time()
         log_begins = place.log.stat().st_size if place.log.exists() else 0
         try:
-            found = stage[name].run(place)
+            found = part.run(place)
         except (OSError, ValueError, KeyError) as error:  # the other parts go on
             found = Found(None, False, f"{type(error).__name__}: {error}")
         seconds = round(time.time() - begun, 1)
@@ -145,7 +186,30 @@ def main(arguments: list[str]) -> int:
         print(f"{name}: {'passed' if found.passed else 'FAILED'} in {seconds} s: {found.line}", flush=True)
         if not found.passed:
             print("\n".join(text_from(place.log, log_begins).split("\n")[-40:]), flush=True)
+        tell(stage.decisions, names["jsonl"], facts)
+
+    tell(stage.decisions, names["jsonl"], facts, what_is_open=True)
+    if stage.decisions:
+        copies.mkdir(parents=True, exist_ok=True)
+        for path in filter(Path.exists, (*names.values(), summary_path)):
+            shutil.copy(path, copies)
     return 0 if all(verdicts.get(name, {}).get("passed") for name in asked) else 1
+
+
+def tell(decisions: tuple[Decision, ...], results: Path, facts: dict[str, Any], *, what_is_open: bool = False) -> None:
+    """Print and write what has been decided since the last time, or also what could not be."""
+    found = read(results)
+    for key, record in decided(decisions, found, card=facts["gpu"], capability=facts["capability"]):
+        if what_is_open or record["verdict"] != "undecided":
+            Measured(results, seconds=0.0).add(key, record)
+            print(f"  {record['line']}", flush=True)
+
+
+def limit_of(part: Part, left: float, *, kept: float, patience: float) -> float | None:
+    """The seconds that a part may take, of those that are left; None: it does not fit any more."""
+    if part.most is None:
+        return max(1.0, left - kept)
+    return min(patience * part.most, left) if left >= part.seconds else None
 
 
 def machine() -> dict[str, Any]:
@@ -156,6 +220,7 @@ def machine() -> dict[str, Any]:
     on_gpu = torch.cuda.is_available()
     return {
         "gpu": torch.cuda.get_device_name() if on_gpu else None,
+        "capability": "{}.{}".format(*torch.cuda.get_device_capability()) if on_gpu else None,
         "driver": first_line(query) if on_gpu else None,
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
@@ -207,7 +272,7 @@ def call(
         process = subprocess.Popen(
             command,
             cwd=place.work,
-            env=os.environ | (environment or {}),
+            env=os.environ | place.caches | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -291,7 +356,8 @@ def tests(place: Place, name: str, chosen: str) -> Found:
     counts: dict[str, int] = {}
     for outcome in outcomes.values():
         counts[outcome] = counts.get(outcome, 0) + 1
-    numbers = {"exit_status": status, "counts": counts, "tests": outcomes}
+    not_passed = sum(counts.values()) - counts.get("passed", 0) + (status != 0 and not counts)
+    numbers = {"exit_status": status, "counts": counts, "not_passed": not_passed, "tests": outcomes}
     Measured(place.results, seconds=0.0).add(f"tests/{name}", numbers)
     passed = status == 0 and set(counts) == {"passed"}
     return Found(status, passed, ", ".join(f"{count} {word}" for word, count in counts.items()) or "no test ended")
@@ -300,6 +366,11 @@ def tests(place: Place, name: str, chosen: str) -> Found:
 def outcomes_of(log: str) -> dict[str, str]:
     """The outcome of each test that ended, by its name, from the lines of `pytest -v -n`."""
     return {test.partition("::")[2]: word.lower() for word, test in OUTCOME.findall(log)}
+
+
+def deciding_tests(place: Place) -> Found:
+    """Those of what a minute decides; a dry run tries another."""
+    return tests(place, "minute", TRIED if place.dry else DECIDING)
 
 
 # ---- the trainings
@@ -442,74 +513,126 @@ def write_tiny_corpus(root: Path, corpus: Corpus) -> None:
 
 
 STEPS = "--size=tiny --tokens=500 --steps=2 --warmup=2"
+SECOND_CALL = " --second"  # behind a stage's name
 
-STAGES: dict[str, dict[str, Part]] = {
-    "check": {
-        "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
-        "demo": Part(demo, 60),
-        "kernel_tests": Part(kernel_tests, 85),
-        "packed_compiled": Part(
-            script(
-                "steps",
-                "--settings=packed-compiled-graphs",
-                "--steps=300",
-                "--profile=5",
-                dry=f"{STEPS} --settings=packed-compiled-graphs --profile=1",
-                timed=False,
+
+def steps(size: str, *arguments: str) -> Callable[[Place], Found]:
+    """A part that times replayed, compiled steps, and looks at twenty of them by kernel."""
+    settings = "--settings=packed-compiled-graphs"
+    dry = " ".join([STEPS, settings, "--profile=1", *(argument for argument in arguments if "--set" in argument)])
+    return script("steps", f"--size={size}", settings, "--warmup=10", "--profile=20", *arguments, dry=dry, timed=False)
+
+
+def best(place: Place) -> Found:
+    """The baseline again with all that has won."""
+    won = winners(MINUTE, read(place.results))
+    if not won:
+        return Found(0, True, "nothing has won: the baseline is the best")
+    known = set(read(place.results))
+    found = steps("base", "--steps=100", *(f"--set={setting}" for setting in won))(place)
+    for key, numbers in read(place.results).items():
+        if key not in known and "error" not in numbers:
+            Measured(place.results, seconds=0.0).add(BEST, numbers | {"name": BEST, "measured_as": key})
+    return found
+
+
+def peers(place: Place) -> Found:
+    """What has won beside what one would else use, in turns."""
+    won = [f"--set={setting}" for setting in winners(MINUTE, read(place.results))]
+    names = "--variants=packed-compiled-graphs,nn.Transformer-compiled,marian"
+    dry = "--variants=packed-eager,nn.Transformer --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1"
+    return script("variants", names, "--tokens=12500", "--rounds=4", *won, dry=" ".join([dry, *won]))(place)
+
+
+STAGES = {
+    "check": Stage(
+        {
+            "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
+            "demo": Part(demo, 60),
+            "kernel_tests": Part(kernel_tests, 85),
+            "packed_compiled": Part(
+                script(
+                    "steps",
+                    "--settings=packed-compiled-graphs",
+                    "--steps=300",
+                    "--profile=5",
+                    dry=f"{STEPS} --settings=packed-compiled-graphs --profile=1",
+                    timed=False,
+                ),
+                110,
             ),
-            110,
-        ),
-        "micro": Part(script("micro", dry="--size=tiny"), 70),
-        "packed_eager": Part(
-            script(
-                "steps",
-                "--settings=packed-graphs,packed-eager",
-                "--steps=60",
-                "--warmup=10",
-                dry=f"{STEPS} --settings=packed-graphs,packed-eager",
-                timed=False,
+            "micro": Part(script("micro", dry="--size=tiny"), 70),
+            "packed_eager": Part(
+                script(
+                    "steps",
+                    "--settings=packed-graphs,packed-eager",
+                    "--steps=60",
+                    "--warmup=10",
+                    dry=f"{STEPS} --settings=packed-graphs,packed-eager",
+                    timed=False,
+                ),
+                30,
             ),
-            30,
-        ),
-        "decoding": Part(script("decode", dry="--size=tiny --sentences=12"), 55),
-        "command_tests": Part(command_tests, 95),
-    },
-    "compare": {
-        # Peers hold the logits of a whole step, padded: of 25,000 tokens these take more than 80 GB.
-        "variants": Part(
-            script("variants", "--tokens=12500", dry="--size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1"), 210
-        ),
-        "big": Part(
-            script(
-                "steps",
-                "--size=big",
-                "--settings=packed-compiled-graphs",
-                "--steps=60",
-                "--warmup=10",
-                dry=f"{STEPS} --settings=padded-eager",
-                timed=False,
+            "decoding": Part(script("decode", dry="--size=tiny --sentences=12"), 55),
+            "command_tests": Part(command_tests, 95),
+        }
+    ),
+    "compare": Stage(
+        {
+            # Peers hold the logits of a whole step, padded: of 25,000 tokens these take more than 80 GB.
+            "variants": Part(
+                script("variants", "--tokens=12500", dry="--size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1"),
+                210,
             ),
-            90,
-        ),
-        "multi30k": Part(multi30k, 200),
-    },
-    "learn": {"kftt": Part(kftt, 510)},
-    "kernels": {
-        "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
-        "tests": Part(new_kernel_tests, 115),
-        "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 120),
-        "loss": Part(script("micro", "triton_loss", dry="triton_loss --size=tiny"), 50),
-        "variants": Part(
-            script(
-                "variants",
-                "--variants=packed-compiled-graphs,triton",
-                "--rounds=8",
-                dry="--variants=packed-eager --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1",
+            "big": Part(
+                script(
+                    "steps",
+                    "--size=big",
+                    "--settings=packed-compiled-graphs",
+                    "--steps=60",
+                    "--warmup=10",
+                    dry=f"{STEPS} --settings=padded-eager",
+                    timed=False,
+                ),
+                90,
             ),
-            205,
-        ),
-    },
-}
+            "multi30k": Part(multi30k, 200),
+        }
+    ),
+    "learn": Stage({"kftt": Part(kftt, 510)}),
+    "kernels": Stage(
+        {
+            "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
+            "tests": Part(new_kernel_tests, 115),
+            "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 120),
+            "loss": Part(script("micro", "triton_loss", dry="triton_loss --size=tiny"), 50),
+            "variants": Part(
+                script(
+                    "variants",
+                    "--variants=packed-compiled-graphs,triton",
+                    "--rounds=8",
+                    dry="--variants=packed-eager --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1",
+                ),
+                205,
+            ),
+        }
+    ),
+    "minute": Stage(
+        {
+            "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 10, 20),
+            "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 70, 90),
+            "loss": Part(script("micro", "triton_loss", dry="triton_loss --size=tiny"), 15, 40),
+            "baseline": Part(steps("base", "--steps=100"), 50, 90),
+            "best": Part(best, 45, 90),
+            "decoding": Part(script("decode", dry="--size=tiny --sentences=12"), 35, 55),
+            "big": Part(steps("big", "--steps=60"), 45, 90),
+            "tests": Part(deciding_tests, 60, 75),
+        },
+        550,
+        MINUTE,
+    ),
+    f"minute{SECOND_CALL}": Stage({"peers": Part(peers, 110, 125)}, 150, SECOND),
+}  # of a minute, whatever decides something, in the order of its worth; those that compile have 90 seconds
 
 
 def stop(*_: object) -> None:

@@ -6,6 +6,7 @@
 #   scripts/benchmark/gpu.sh compare            variants and peers in turns, big, Multi30k to its BLEU
 #   scripts/benchmark/gpu.sh learn              KFTT, Japanese to English, base size, to its BLEU
 #   scripts/benchmark/gpu.sh kernels            this package's Triton kernels: tests, times, and in the step
+#   scripts/benchmark/gpu.sh minute             what is to be decided, one call; `minute --second`: peers, another call
 #   scripts/benchmark/gpu.sh check decoding     only some parts of a stage
 #   scripts/benchmark/gpu.sh check --before X   without what passed before, and is in folder X
 #   scripts/benchmark/gpu.sh check --dry-run    the same on a CPU and tiny, to try it

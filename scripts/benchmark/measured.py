@@ -82,11 +82,12 @@ def append(path: Path, text: str) -> None:
 def read(path: Path) -> dict[str, Numbers]:
     """What a file holds, by name; of two measurements of one name, the later. A torn last line is left out."""
     found: dict[str, Numbers] = {}
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in text.split("\n")[:-1]:
         try:
             record = json.loads(line)
         except ValueError:  # cut off by a kill
             continue
-        found[record["name"]] = record
+        if isinstance(record, dict) and isinstance(record.get("name"), str):  # what else is there is nobody's number
+            found[record["name"]] = record
     return found

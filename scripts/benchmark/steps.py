@@ -13,11 +13,15 @@ over all timed steps: EOS counted, padding never. Utilisation is the model's FLO
 device's peak. A graph compiled while the clock runs is counted, and on a GPU it is a failure: there, shapes are meant
 to have resolved. Where the time given runs out, fewer steps are taken, and the page says so.
 
-With --profile N, N more steps run under the profiler, for a table by kernel name. padded-compiled is measured only when
-asked for: padded batches come in so many shapes that four or five graphs are compiled before any step is timed.
+With --profile N, N of the timed steps, evenly spread over them, are taken again under the profiler, for a table by
+kernel name: neighbours may be much alike, and what attention takes depends on the number of sentences, which is kept
+for every step. --set KEY=VALUE changes a key of `train` in all settings, and is part of the measurement's name.
+padded-compiled is measured only when asked for: padded batches come in so many shapes that four or five graphs are
+compiled before any step is timed.
 """
 
 import argparse
+import json
 import math
 import statistics
 import sys
@@ -26,6 +30,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +43,7 @@ from torch._dynamo.utils import counters
 
 from transformer.compute import avoid_cudnn_attention, dtype_of, loss_scaler, resolve_device
 from transformer.config.jobs import TrainJob
-from transformer.config.primitives import to_json
+from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Device, LayoutKind, ModelConfig, Precision, TrainConfig
 from transformer.cost import count_parameters, peak_flops, step_flops
 from transformer.data.loader import Position, Step, load_steps
@@ -81,7 +86,7 @@ def main(arguments: list[str]) -> int:
         "torch": torch.__version__,
         "results": [],
     }
-    store = make_corpus(args.tokens * (args.warmup + args.steps + args.profile + 20), vocab_size)
+    store = make_corpus(args.tokens * (args.warmup + args.steps + 20), vocab_size)
     measured = Measured(args.output, seconds=math.inf)
 
     for name in args.settings:
@@ -94,9 +99,9 @@ def main(arguments: list[str]) -> int:
             device=Device[args.device],
             precision=Precision[args.precision],
         )
-        job = replace(TrainJob(), model=model, train=train)
-        setting = {"layout": layout.name, "compiled": compiled, "graphs": graphs}
-        key = f"steps/{args.size}/{args.tokens}/{name}"
+        job = replace(TrainJob(), model=model, train=changed(train, args.set))
+        setting = {"layout": layout.name, "compiled": compiled, "graphs": graphs, "set": args.set}
+        key = "/".join(["steps", args.size, str(args.tokens), name, *args.set])
         measured.take(
             key,
             partial(
@@ -141,8 +146,28 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--seconds", type=float, default=60.0, help="for the timed steps of each setting (default: %(default)s)"
     )
     parser.add_argument("--profile", type=int, default=0, help="steps under the profiler (default: none)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of train, as kernels=triton; may be repeated"
+    )
     parser.add_argument("--output", type=Path, help="write every number here, as lines of JSON")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    try:
+        changed(TrainConfig(), args.set)
+    except ValueError as error:
+        parser.error(f"--set: {error}")
+    return args
+
+
+def changed(train: TrainConfig, settings: list[str]) -> TrainConfig:
+    """With these keys set, each written as KEY=VALUE. Raises ValueError for a key or a value that there is not."""
+    values = to_json(train)
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:  # a name
+            values[key] = text
+    return from_json(TrainConfig, values)
 
 
 def make_corpus(tokens: int, vocab_size: int) -> Store:
@@ -187,27 +212,37 @@ class Training:
         )
         if self.resolved.cuda_graphs:
             self._computation = GraphedComputation(self._computation)
-        self._steps = load_steps(
+        self._load = partial(
+            load_steps,
             lambda epoch: store,
             self.batching,
             rank=0,
             world_size=1,
-            position=Position(0, 0, 0),
             prefetch=job.train.prefetch,
             device=self.device,
         )
+        self._steps = self._load(position=Position(0, 0, 0))
 
     def take(self) -> tuple[Step, Tensor, float]:
         """One step: its sentences, its mean loss, on the device, and the seconds that it waited for data."""
         asked = time.perf_counter()
         step = next(self._steps)
         waited = time.perf_counter() - asked
+        return step, self.compute(step), waited
 
+    def again(self, first: int, last: int, count: int) -> list[Step]:
+        """So many of the steps from `first` up to `last`, evenly spread, with new batches."""
+        numbers = {first + index * (last - first) // count for index in range(count)}
+        with closing(self._load(position=Position(0, 0, 0))) as steps:
+            return [step for number, step in enumerate(islice(steps, last)) if number in numbers]
+
+    def compute(self, step: Step) -> Tensor:
+        """One update; its mean loss, on the device."""
         train = self._train
         rate = rate_of(train, self._d_model, step=self.taken)
         result = train_step(self._computation, step, world_size=1, rate=rate, seed=train.seed)
         self.taken += 1
-        return step, result.loss_sum / step.target_tokens, waited
+        return result.loss_sum / step.target_tokens
 
     def close(self) -> None:
         """End the loader's thread."""
@@ -273,25 +308,26 @@ def measure(
             "peak_memory_gib": peak_memory,
             **speeds(job.model, vocab_size, done, times=times, waits=waits, device=device),
             "milliseconds": [round(1e3 * value, 3) for value in times],
+            "sentences": [step.sentences for step in done],
         }
         if profiled:
             keep(numbers)  # the profiler may hang
-            numbers["profile"] = profile(training, profiled)
+            numbers["profile"] = profile(training, training.again(warmup, warmup + len(done), profiled))
 
     if device.type == "cuda" and job.train.compile and (while_timed or not training.resolved.compile):
         numbers["error"] = f"{while_timed} graphs compiled while the clock ran, or none ever"
     return numbers
 
 
-def profile(training: Training, steps: int) -> Numbers:
-    """A table of the kernels of so many steps; an error of the profiler costs the table, not the timed steps."""
+def profile(training: Training, steps: list[Step]) -> Numbers:
+    """A table of the kernels of these steps; an error of the profiler costs the table, not the timed steps."""
 
     def run() -> None:
-        for _ in range(steps):
-            training.take()
+        for step in steps:
+            training.compute(step)
 
     try:
-        return kernel_times(run, training.device, steps)
+        return kernel_times(run, training.device, len(steps)) | {"sentences": [step.sentences for step in steps]}
     except Exception as error:  # whatever the profiler dislikes about this machine
         return {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
 
@@ -370,6 +406,7 @@ def speeds(
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return {
         "target_tokens_per_second": target / total,
+        "milliseconds_mean": 1e3 * total / len(done),
         "milliseconds_median": 1e3 * statistics.median(times),
         "milliseconds_p95": 1e3 * float(np.percentile(times, 95)),
         "data_wait_share": sum(waits) / total,
@@ -420,7 +457,8 @@ def page(facts: dict[str, Any]) -> Iterator[str]:
 
 def way(result: dict[str, Any]) -> str:
     """How the steps were computed, in words."""
-    return ("compiled" if result["compiled"] else "eager") + (", replayed" if result["graphs"] else "")
+    words = ["compiled" if result["compiled"] else "eager", *(["replayed"] if result["graphs"] else []), *result["set"]]
+    return ", ".join(words)
 
 
 def kernel_page(profile: Numbers, name: str) -> Iterator[str]:

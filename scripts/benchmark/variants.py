@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from measured import Measured, Numbers
 from peers import DROPOUT, SMOOTHING, Contender, Marian, PlainTransformer, Shape, Spec, Taken, padded_loop
-from steps import SETTINGS, SIZES, Training, cudnn_attention, make_corpus, wait_for
+from steps import SETTINGS, SIZES, Training, changed, cudnn_attention, make_corpus, wait_for
 from torch import nn
 from train import save_batches
 
@@ -74,6 +74,12 @@ def main(arguments: list[str]) -> int:
                     del contenders[name]
             print(f"round {number} of {args.rounds}: done", file=sys.stderr, flush=True)
 
+    first = speeds(measured, args.size, names[0], args.rounds)
+    for name in names[1:]:
+        own = speeds(measured, args.size, name, args.rounds)
+        if ratios := [first[n] / own[n] for n in own if n in first]:
+            numbers = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+            measured.add(f"variants/{args.size}/{name}/ratio", numbers)
     print("\n".join(page(measured, args.size, names, args.rounds)))
     return measured.status()
 
@@ -93,8 +99,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=12, help="of a turn (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=10, help="steps before the first turn (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=600.0, help="for everything (default: %(default)s)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of train, for ours; may be repeated"
+    )
     parser.add_argument("--output", type=Path, required=True, help="write every number here, as lines of JSON")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    try:
+        changed(TrainConfig(), args.set)
+    except ValueError as error:
+        parser.error(f"--set: {error}")
+    return args
 
 
 def available(measured: Measured, size: str, names: list[str]) -> list[str]:
@@ -117,7 +131,7 @@ def make_task(args: argparse.Namespace, steps: int, batches: Path) -> Task:
         precision=Precision.bf16,
         label_smoothing=SMOOTHING,
     )
-    job = replace(TrainJob(), model=replace(config, dropout=DROPOUT), train=train)
+    job = replace(TrainJob(), model=replace(config, dropout=DROPOUT), train=changed(train, args.set))
 
     plan = plan_chapter(
         store.lengths, mixture=((len(store), 1.0),), seed=train.seed, epoch=0, chapter=0, tokens_per_step=args.tokens
@@ -168,10 +182,12 @@ def turn(contender: Contender, variant: Variant, indices: range, *, task: Task) 
     }
 
 
-def ours(setting: str, task: Task, *, kernels: Kernels = Kernels.torch) -> Contender:
+def ours(setting: str, task: Task, *, kernels: Kernels | None = None) -> Contender:
     """The package's step in one of the settings of steps.py."""
     layout, compiled, graphs = SETTINGS[setting]
-    train = replace(task.job.train, layout=layout, compile=compiled, cuda_graphs=graphs, kernels=kernels)
+    train = replace(task.job.train, layout=layout, compile=compiled, cuda_graphs=graphs)
+    if kernels is not None:
+        train = replace(train, kernels=kernels)
     job = replace(task.job, train=train)
     training = Training(job, task.store, task.spec.vocab_size)
 
@@ -211,17 +227,18 @@ LEFT_OUT = {"padded-eager-cudnn", *UNTRIED}  # the first takes a second a step, 
 DEFAULT = [name for name in VARIANTS if name not in LEFT_OUT]
 
 
+def speeds(measured: Measured, size: str, name: str, rounds: int) -> dict[int, float]:
+    """Target tokens a second of a variant, by the number of the round, where it came to its end."""
+    found = {n: measured.get(f"variants/{size}/{name}/{n}") or {} for n in range(1, rounds + 1)}
+    return {n: numbers["target_tokens_per_second"] for n, numbers in found.items() if "seconds" in numbers}
+
+
 def page(measured: Measured, size: str, names: list[str], rounds: int) -> list[str]:
     """Speeds and ratios, in Markdown."""
     lines = ["| variant | target tokens/s: median | range | the first, times as fast | last loss |", "| --- " * 5 + "|"]
-
-    def speeds(name: str) -> dict[int, float]:
-        found = {n: measured.get(f"variants/{size}/{name}/{n}") or {} for n in range(1, rounds + 1)}
-        return {n: numbers["target_tokens_per_second"] for n, numbers in found.items() if "seconds" in numbers}
-
-    first = speeds(names[0])
+    first = speeds(measured, size, names[0], rounds)
     for name in names:
-        own = speeds(name)
+        own = speeds(measured, size, name, rounds)
         if not own:
             lines.append(f"| {name} | failed | | | |")
             continue

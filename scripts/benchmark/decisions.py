@@ -1,0 +1,185 @@
+"""What a GPU minute decides: numbers that were measured beside their thresholds, one line a decision.
+
+A decision holds for the compute capability that it was measured on, and for no other. It says what should become the
+default there; nothing is changed by it. What was not measured, or is no number, decides nothing.
+"""
+
+import math
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from measured import Numbers
+
+
+class Condition(NamedTuple):
+    """A number of some measurements, their mean where there are several, and where it must lie."""
+
+    what: str
+    keys: tuple[str, ...]  # of measurements
+    field: str
+    unit: str
+    least: float = -math.inf
+    most: float = math.inf
+
+    def number(self, found: dict[str, Numbers]) -> float:
+        """Raises ValueError, which says why there is none."""
+        return fmean(self._one(key, found) for key in self.keys)
+
+    def _one(self, key: str, found: dict[str, Numbers]) -> float:
+        record = found.get(key)
+        if record is None:
+            raise ValueError(f"{key} was not measured")
+        if "error" in record:
+            raise ValueError(f"{key} failed: {record['error']}")
+        number = record.get(self.field)
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
+            raise ValueError(f"{key} has no {self.field} that counts: {number!r:.40}")
+        return float(number)
+
+    @property
+    def threshold(self) -> str:
+        """In words."""
+        if self.least > -math.inf and self.most < math.inf:
+            return f"{self.least:,g} to {self.most:,g}"
+        return f"at least {self.least:,g}" if self.most == math.inf else f"at most {self.most:,g}"
+
+
+class Decision(NamedTuple):
+    """It is yes where all conditions hold."""
+
+    name: str
+    conditions: tuple[Condition, ...]
+    yes: str
+    no: str
+    settings: tuple[str, ...] = ()  # keys of train that it is about, as `steps.py --set` takes them
+
+
+def decide(decision: Decision, found: dict[str, Numbers], *, card: str | None, capability: str | None) -> Numbers:
+    """The record of a decision, `line` included; its verdict is yes, no or undecided."""
+    numbers, parts, holds = {}, [], []
+    record: dict[str, Any] = {"card": card, "capability": capability}
+    try:
+        for condition in decision.conditions:
+            number = condition.number(found)
+            numbers[condition.what] = number
+            holds.append(condition.least <= number <= condition.most)
+            parts.append(f"{condition.what} {number:,.4g} {condition.unit} ({condition.threshold})")
+    except ValueError as error:
+        line = f"{decision.name}: undecided: {error}"
+        return record | {"verdict": "undecided", "numbers": numbers, "line": line}
+
+    verdict = "yes" if all(holds) else "no"
+    meaning = decision.yes if all(holds) else decision.no
+    where = f"on compute capability {capability} alone" if capability else "but this is no GPU"
+    line = f"{decision.name}: {', '.join(parts)}: {verdict}: {meaning}, {where}"
+    return record | {
+        "verdict": verdict,
+        "numbers": numbers,
+        "thresholds": {condition.what: condition.threshold for condition in decision.conditions},
+        "line": line,
+    }
+
+
+def decided(
+    decisions: tuple[Decision, ...], found: dict[str, Numbers], *, card: str | None, capability: str | None
+) -> Iterator[tuple[str, Numbers]]:
+    """Each decision's record, under its name, where it differs from the one that is known."""
+    for decision in decisions:
+        key = f"decision/{decision.name}"
+        record = {"name": key} | decide(decision, found, card=card, capability=capability)
+        if record != found.get(key):
+            yield key, record
+
+
+def winners(decisions: tuple[Decision, ...], found: dict[str, Numbers]) -> list[str]:
+    """The settings of those decisions that are yes, each once."""
+    won = [d for d in decisions if found.get(f"decision/{d.name}", {}).get("verdict") == "yes"]
+    return list(dict.fromkeys(setting for decision in won for setting in decision.settings))
+
+
+# ---- of `gpu.sh minute`: what each part of it is for
+
+
+BASE = "steps/base/25000/packed-compiled-graphs"
+BEST = "steps/best"
+
+MINUTE = (
+    Decision(
+        "attention",
+        (
+            Condition(
+                "the three kernels, both ways",
+                tuple(f"short_attention/triton/0.0/{role}" for role in ("encoder", "causal", "cross")),
+                "both_ms",
+                "ms",
+                most=0.35,
+            ),
+        ),
+        "they are the default for attention",
+        "torch's kernel stays",
+        ("kernels=triton",),
+    ),
+    Decision(
+        "loss",
+        (Condition("with its products", ("loss/25088/512/fused",), "ms", "ms", most=5.6),),
+        "Triton's loss is the default",
+        "torch's loss stays",
+        ("kernels=triton",),
+    ),
+    Decision(
+        "baseline",
+        (Condition("a step of base", (BASE,), "milliseconds_mean", "ms", least=45.0, most=50.0),),
+        "the machine is as fast as the H200 of the first figures",
+        "another machine: compare with this baseline, and with no earlier figure",
+    ),
+    Decision(
+        "million",
+        (Condition("with what has won", (BEST,), "target_tokens_per_second", "tokens/s", least=1e6),),
+        "base trains at a million tokens a second",
+        "the profile says what is left",
+    ),
+    Decision(
+        "decoding",
+        (Condition("beam 4", ("decode/base/beam4-131072",), "target_tokens_per_second", "tokens/s", least=150_000),),
+        "the search is fast enough",
+        "its host is what it waits for",
+    ),
+    Decision(
+        "big",
+        (
+            Condition(
+                "a step of big",
+                ("steps/big/25000/packed-compiled-graphs",),
+                "target_tokens_per_second",
+                "tokens/s",
+                least=314_000,
+            ),
+        ),
+        "41 % of the card's peak, as the best that is published",
+        "behind the best that is published",
+    ),
+    Decision(
+        "tests",
+        (Condition("not passed", ("tests/minute",), "not_passed", "tests", most=0),),
+        "what they test may land",
+        "what they test may not land",
+    ),
+)
+SECOND = (
+    Decision(
+        "peers",
+        tuple(
+            Condition(
+                f"{peer}: ours, times as fast in the worst round",
+                (f"variants/base/{peer}/ratio",),
+                "least",
+                "",
+                least=1,
+            )
+            for peer in ("nn.Transformer-compiled", "marian")
+        ),
+        "ahead of every peer",
+        "not ahead of every peer",
+    ),
+)
