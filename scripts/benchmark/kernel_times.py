@@ -30,6 +30,14 @@ def kernel_times(run: Callable[[], object], device: torch.device, runs: int) -> 
     return table(events, ON_DEVICE if on_gpu else ON_HOST, runs)
 
 
+def kernel_table(run: Callable[[], object], device: torch.device, runs: int) -> dict[str, Any]:
+    """The same, but an error of the profiler costs the table, and not what was timed: `error` says what it was."""
+    try:
+        return kernel_times(run, device, runs)
+    except Exception as error:  # whatever the profiler dislikes about this machine
+        return {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
+
+
 def table(events: list[dict[str, Any]], categories: tuple[str, ...], runs: int) -> dict[str, Any]:
     """The events of a trace by name, the longest first: `ms` and `calls` of one run, `share` of all their time."""
     spans = [event for event in events if event.get("cat") in categories and "dur" in event]

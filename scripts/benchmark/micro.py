@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from kernel_times import kernel_times
+from kernel_times import kernel_table, kernel_times
 from measured import Measured, Numbers
 from steps import LONGEST, MEAN, SPREAD, cudnn_attention, make_corpus, sdpa_flags, wait_for
 from torch import Tensor
@@ -145,15 +145,20 @@ def in_turn(make: Callable[[], tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ..
 def facts(measured: Measured, scale: Scale, device: torch.device) -> None:
     """The machine, what attention uses on it, and how fast it multiplies and copies at best."""
     measured.take("facts/sdpa_before", sdpa_flags)
-    measured.take("facts/versions", partial(versions, device))
     avoid_cudnn_attention(device)
     measured.take("facts/sdpa", sdpa_flags)
-    measured.take("facts/anchors", partial(anchors, scale, device))
+    card(measured, scale, device)
     for role, positions in (("decoding", (1, 27)), ("decoding_masked", (1, 27)), ("validation", (27, 27))):
         run = partial(attend_padded, scale, device, *positions, masked=role == "decoding_masked")
         measured.take(f"facts/sdpa_kernel/{role}", partial(kernel_names, run, device))
     for cudnn in (False, True) if device.type == "cuda" else (False,):
         measured.take(f"facts/new_shapes/{'cudnn' if cudnn else 'no_cudnn'}", partial(new_shapes, scale, device, cudnn))
+
+
+def card(measured: Measured, scale: Scale, device: torch.device) -> None:
+    """The scale of all other figures."""
+    measured.take("facts/versions", partial(versions, device))
+    measured.take("facts/anchors", partial(anchors, scale, device))
 
 
 def versions(device: torch.device) -> Numbers:
@@ -401,11 +406,12 @@ def one_attention(scale: Scale, device: torch.device, *, kernel: AttentionKernel
     both()
     wait_for(device)
     compiling = time.monotonic() - begun
-    rows_by_kernel = kernel_times(both, device, 1)["rows"]
+    both_ms = milliseconds(both, device) / scale.layers
+    kernels = kernel_table(both, device, 1)
     return {
-        "both_ms": milliseconds(both, device) / scale.layers,
-        "kernels_ms": sum(row["ms"] for row in rows_by_kernel) / scale.layers,
-        "kernels": rows_by_kernel[:8],
+        "both_ms": both_ms,
+        "kernels_ms": sum(row["ms"] for row in kernels["rows"]) / scale.layers if "rows" in kernels else None,
+        "kernels": kernels["rows"][:8] if "rows" in kernels else kernels,
         "compile_seconds": compiling,
         "sentences": len(lengths),
         "tokens": int(lengths.sum()),
@@ -550,6 +556,7 @@ def tensors_of(thing: object) -> Iterator[Tensor]:
 
 
 GROUPS = {
+    "card": card,
     "facts": facts,
     "copies": copies,
     "attention": attention,

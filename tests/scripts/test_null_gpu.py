@@ -480,3 +480,20 @@ def test_gpu_sh_runs_its_programs(tmp_path: Path) -> None:
     done = on_null_gpu(tmp_path, *command, OUT=str(tmp_path / "out"), GPU_FOLDER=str(tmp_path / "none"))
     assert done.status == 0, done.out
     assert [read(tmp_path / "out/summary.json")["stages"]["check"][part]["passed"] for part in parts] == [True] * 3
+
+
+def test_gpu_sh_minute_is_rehearsed(tmp_path: Path) -> None:
+    """Both calls, each part at its real size; only the tests compare numbers, and so fail."""
+    names = ("--work", str(tmp_path / "work"), "--patience", "4")
+    environment = {"OUT": str(tmp_path / "out"), "GPU_FOLDER": str(tmp_path / "none")}
+    command = str(ROOT / "scripts/benchmark/gpu.sh")
+    first = on_null_gpu(tmp_path, command, "minute", *names, **environment)
+    second = on_null_gpu(tmp_path, command, "minute", "--second", *names, **environment)
+    print(first.out, second.out)
+
+    ended = read(tmp_path / "out/summary.json")["stages"]["minute"]
+    assert {name: part["said"] for name, part in ended.items() if not part["passed"]}.keys() == {"tests"}
+    lines = (tmp_path / "out/minute.jsonl").read_text(encoding="utf-8").splitlines()
+    verdicts = {found["name"]: found for found in map(json.loads, lines) if found["name"].startswith("decision/")}
+    assert {name for name, found in verdicts.items() if found["verdict"] == "undecided"} == set()
+    assert {found["capability"] for found in verdicts.values()} == {"9.0"}

@@ -1,0 +1,234 @@
+"""`gpu.sh minute`: parts that hang, die or write garbage cost themselves alone, and numbers decide what they should."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripts import load_script
+from transformer.config.jobs import TrainJob
+from transformer.config.settings import Device, Kernels, LayoutKind, Precision, TrainConfig
+
+gpu, decisions, measured, steps = (
+    load_script(f"benchmark/{name}") for name in ("gpu", "decisions", "measured", "steps")
+)
+
+RECORD = b'{"name": "speed", "milliseconds": 4.0}\n'
+FAST = decisions.Decision(
+    "fast",
+    (decisions.Condition("a step", ("speed",), "milliseconds", "ms", most=5.0),),
+    "it is the default",
+    "it is not",
+    ("kernels=triton",),
+)
+
+
+def part(program: str, seconds: float = 1.0, most: float = 60.0) -> Any:
+    """A part that is this Python program, in a process of its own; argv[1] is where numbers go."""
+
+    def run(place: Any) -> Any:
+        status = gpu.call(place, [sys.executable, "-c", program, str(place.results)], place.limit)
+        return gpu.Found(status, status == 0, "ran")
+
+    return gpu.Part(run, seconds, most)
+
+
+def append(line: bytes) -> str:
+    return f"import sys; open(sys.argv[1], 'ab').write({line!r})"
+
+
+@pytest.fixture
+def minute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    """The status of a stage of such parts, how each of them ended, and what was printed."""
+
+    def run(parts: dict[str, Any], *arguments: str, seconds: float = 600.0) -> tuple[int, dict[str, Any], str]:
+        known = {"minute": gpu.Stage(parts, seconds, (FAST,)), "minute --second": gpu.Stage(parts, 90.0, (FAST,))}
+        folders = ["--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+        status = gpu.main(["minute", *folders, *arguments], known)
+        summary = json.loads((tmp_path / "out" / "summary.json").read_bytes())
+        return status, summary["stages"]["minute"], capsys.readouterr().out
+
+    return run
+
+
+def decision(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = measured.read(folder / "out" / "minute.jsonl")["decision/fast"]
+    return found
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def test_minute_goes_on_behind_parts_that_hang_die_and_write_garbage(minute: Any, tmp_path: Path) -> None:
+    """What they wrote before stays: the number of the one that hangs counts."""
+    parts = {
+        "hangs": part(append(RECORD) + "; import time; time.sleep(600)", most=2.0),
+        "dies": part("import os; os.abort()"),
+        "writes": part(append(b'{"name": 3}\n[1]\nNaN\n\xff\x00{"name": "spe')),
+        "raises": gpu.Part(lambda place: json.loads("{"), 1.0, 60.0),
+        "last": part(append(b'\n{"name": "other", "milliseconds": 1.0}\n')),
+    }
+    status, ended, printed = minute(parts)
+    assert status == 1
+    assert {name: one["passed"] for name, one in ended.items()} == {
+        "hangs": False,
+        "dies": False,
+        "writes": True,
+        "raises": False,
+        "last": True,
+    }
+    assert ended["hangs"]["exit_status"] is None
+    assert ended["dies"]["exit_status"] == -6
+    assert measured.read(tmp_path / "out" / "minute.jsonl").keys() == {"speed", "decision/fast", "other"}
+    assert decision(tmp_path)["verdict"] == "yes"
+    assert printed.count("fast: a step 4 ms (at most 5): yes: it is the default") == 1
+
+
+def test_minute_skips_a_part_that_no_longer_fits(minute: Any, tmp_path: Path) -> None:
+    parts = {"first": part("pass"), "long": part("pass", seconds=900.0, most=1_000.0), "short": part(append(RECORD))}
+    status, ended, printed = minute(parts)
+    assert status == 1
+    assert [one["passed"] for one in ended.values()] == [True, False, True]
+    assert ended["long"]["said"].startswith("skipped: it takes 900 s, and ")
+    assert "long: skipped: it takes 900 s, and " in printed
+
+    # When the call is over, nothing is begun, and what is known is still said.
+    late = ["--begun", str(time.time() - 1_000), "--out", str(tmp_path / "late")]
+    assert gpu.main(["minute", *late], {"minute": gpu.Stage(parts, 550.0, (FAST,))}) == 1
+    ended = json.loads((tmp_path / "late" / "summary.json").read_bytes())["stages"]["minute"]
+    assert {one["said"] for one in ended.values()} == {
+        "skipped: it takes 1 s, and 0 s are left",
+        "skipped: it takes 900 s, and 0 s are left",
+    }
+
+
+def test_limit_of_a_part_is_its_own_and_never_more_than_what_is_left() -> None:
+    parts = gpu.Part(None, 50.0, 90.0), gpu.Part(None, 50.0)
+    found = [[gpu.limit_of(one, left, kept=30.0, patience=1.0) for left in (400.0, 70.0, 49.0)] for one in parts]
+    assert found == [[90.0, 70.0, None], [370.0, 40.0, 19.0]]
+    assert gpu.limit_of(parts[0], 400.0, kept=30.0, patience=3.0) == 270.0
+
+
+def test_minute_has_caches_that_all_its_parts_share(minute: Any, tmp_path: Path) -> None:
+    program = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).with_suffix('.seen').open('a').write({} + '\\n')"
+    names = "os.environ['TORCHINDUCTOR_CACHE_DIR'] + os.environ['TRITON_CACHE_DIR']"
+    minute({name: part(program.format(names)) for name in ("one", "other")})
+    first, second = (tmp_path / "out" / "minute.seen").read_text(encoding="utf-8").splitlines()
+    assert first == second
+    assert first.startswith(str(tmp_path / "work"))
+
+
+def test_minute_second_knows_what_the_first_call_has_decided(minute: Any, tmp_path: Path) -> None:
+    """On the same machine: $OUT is empty there, but the folder of the work is not."""
+    minute({"one": part(append(RECORD))})
+    (tmp_path / "out").rename(tmp_path / "taken away")
+    _, ended, printed = minute({"two": part("pass")}, "--second")
+    assert list(ended) == ["one", "two"]
+    assert decisions.winners((FAST,), measured.read(tmp_path / "out" / "minute.jsonl")) == ["kernels=triton"]
+    assert "fast:" not in printed  # it has been said
+
+
+def test_stages_of_a_minute_fit_their_calls() -> None:
+    for name, whole in (("minute", 550.0), ("minute --second", 150.0)):
+        stage = gpu.STAGES[name]
+        assert stage.seconds == whole
+        assert sum(one.seconds for one in stage.parts.values()) <= whole
+        assert [one for one in stage.parts.values() if one.most is None or not one.seconds < one.most <= 125] == []
+
+
+@pytest.mark.slow
+def test_minute_runs_dry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each part of both calls, tiny and on a CPU; what is no such number stays undecided."""
+    folders = ["--dry-run", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    for second in ([], ["--second"]):
+        assert gpu.main(["minute", *second, *folders]) == 0, capsys.readouterr().out
+    found = measured.read(tmp_path / "out" / "minute.jsonl")
+    names = [one.name for one in (*decisions.MINUTE, *decisions.SECOND)]
+    assert {f"decision/{name}" for name in names} <= found.keys()
+    assert found["decision/loss"]["verdict"] == "undecided"
+    assert found["variants/tiny/nn.Transformer/ratio"]["least"] > 0
+
+
+# ---- decisions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict"),
+    [(4.9, "yes"), (5, "yes"), (5.1, "no"), (-1.0, "undecided"), (float("nan"), "undecided"), (True, "undecided")]
+    + [("4.9", "undecided"), (None, "undecided"), (float("inf"), "undecided")],
+)
+def test_decide_compares_a_number_with_its_threshold(number: object, verdict: str) -> None:
+    found = {"speed": {"name": "speed", "milliseconds": number}}
+    record = decisions.decide(FAST, found, card="a card", capability="9.0")
+    assert record["verdict"] == verdict
+    assert (record["card"], record["capability"]) == ("a card", "9.0")
+    assert record["line"].endswith("on compute capability 9.0 alone") is (verdict != "undecided")
+
+
+def test_decide_needs_every_measurement_and_takes_their_mean() -> None:
+    condition = decisions.Condition("a step", ("one", "other"), "ms", "ms", least=2.0, most=4.0)
+    both = decisions.Decision("both", (condition,), "yes", "no")
+    one, other = {"ms": 1.0}, {"ms": 6.0}
+    cases = [
+        ({"one": one}, "both: undecided: other was not measured"),
+        ({"one": one, "other": {"error": "no memory"}}, "both: undecided: other failed: no memory"),
+        ({"one": one, "other": other}, "both: a step 3.5 ms (2 to 4): yes: yes, on compute capability 9.0 alone"),
+        ({"one": other, "other": other}, "both: a step 6 ms (2 to 4): no: no, on compute capability 9.0 alone"),
+    ]
+    for found, line in cases:
+        assert decisions.decide(both, found, card="a card", capability="9.0")["line"] == line
+
+
+def test_decide_is_no_where_one_of_two_conditions_fails() -> None:
+    fast, large = FAST.conditions[0], decisions.Condition("tokens", ("speed",), "tokens", "", least=10)
+    two = FAST._replace(conditions=(fast, large))
+    for tokens, verdict in ((10, "yes"), (9, "no")):
+        found = {"speed": {"milliseconds": 4.0, "tokens": tokens}}
+        assert decisions.decide(two, found, card=None, capability=None)["verdict"] == verdict
+
+
+def test_winners_are_the_settings_of_what_is_decided_each_once() -> None:
+    table = (FAST, FAST._replace(name="again"), FAST._replace(name="slow", settings=("compile=false",)))
+    verdicts = {"fast": "yes", "again": "yes", "slow": "no"}
+    found = {f"decision/{name}": {"verdict": verdict} for name, verdict in verdicts.items()}
+    assert decisions.winners(table, found) == ["kernels=triton"]
+    assert decisions.winners(table, {}) == []
+
+
+def test_settings_that_may_win_are_keys_of_train() -> None:
+    for one in (*decisions.MINUTE, *decisions.SECOND):
+        assert steps.changed(TrainConfig(), list(one.settings)) is not None
+
+
+# ---- what the parts measure -----------------------------------------------------------------------------------------
+
+
+def test_changed_sets_keys_of_train_and_refuses_others() -> None:
+    train = steps.changed(TrainConfig(), ["kernels=triton", "clip_norm=null", "warmup_steps=7"])
+    assert (train.kernels, train.clip_norm, train.warmup_steps) == (Kernels.triton, None, 7)
+    for wrong in ("kernel=triton", "kernels=cuda", "warmup_steps=many", "kernels"):
+        with pytest.raises(ValueError, match=wrong.partition("=")[0]):
+            steps.changed(TrainConfig(), [wrong])
+
+
+def test_profiled_steps_are_timed_ones_evenly_spread() -> None:
+    model, vocab_size = steps.SIZES["tiny"]
+    train = TrainConfig(
+        tokens_per_step=300,
+        layout=LayoutKind.packed,
+        compile=False,
+        device=Device.cpu,
+        precision=Precision.fp32,
+    )
+    store = steps.make_corpus(300 * 40, vocab_size)
+    training = steps.Training(TrainJob(model=model, train=train), store, vocab_size)
+    taken = [training.take()[0] for _ in range(14)]
+    again = training.again(2, 14, 4)
+    training.close()
+    assert [step.index for step in again] == [2, 5, 8, 11]
+    for step in again:
+        assert (step.sentences, step.target_tokens) == (taken[step.index].sentences, taken[step.index].target_tokens)
