@@ -93,9 +93,13 @@ def decided(
 
 
 def winners(decisions: tuple[Decision, ...], found: dict[str, Numbers]) -> list[str]:
-    """The settings of those decisions that are yes, each once."""
-    won = [d for d in decisions if found.get(f"decision/{d.name}", {}).get("verdict") == "yes"]
-    return list(dict.fromkeys(setting for decision in won for setting in decision.settings))
+    """The settings of those decisions that are yes; of several values of a key, that of the first."""
+    won: dict[str, str] = {}
+    for decision in decisions:
+        if found.get(f"decision/{decision.name}", {}).get("verdict") == "yes":
+            for setting in decision.settings:
+                won.setdefault(setting.partition("=")[0], setting)
+    return list(won.values())
 
 
 # ---- of `gpu.sh minute`: what each part of it is for
