@@ -273,6 +273,49 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
 """
 
 
+@pytest.mark.parametrize("role", ["encoder", "causal", "cross"])
+def test_attend_takes_flash_attention_for_sentences_of_any_length(tmp_path: Path, role: str) -> None:
+    """Both ways, without a window: the kernels of torch's own call for at most 128 tokens. There is no cuDNN here."""
+    program = tmp_path / "probe.py"
+    program.write_text(KERNELS, encoding="utf-8")
+    found = {}
+    for length in ("torch", "100", "200"):
+        done = on_null_gpu(tmp_path, "python", str(program), role, length)
+        assert done.status == 0, done.err
+        found[length] = json.loads(done.out)
+    assert [name for name in found["torch"] if "flash_fwd" in name]
+    assert [name for name in found["torch"] if "flash_bwd" in name]
+    assert found["torch"] == found["100"] == found["200"]
+
+
+KERNELS = """
+import json
+import sys
+import numpy as np
+import sitecustomize
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from transformer.config.settings import AttentionKernel
+from transformer.data.packing import pack
+from transformer.model.attention import Look, attend
+
+role, length = sys.argv[1:]
+lengths = np.full((2, 2), 100 if length == "torch" else int(length))
+source, target = (side.to(torch.device("cuda")) for side in pack(lengths, (512, 512), kernel=AttentionKernel.varlen))
+queries, keys = {"encoder": (source, source), "causal": (target, target), "cross": (target, source)}[role]
+causal = role == "causal"
+q, k, v = (torch.zeros(512, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+if length == "torch":
+    window = (-1, 0) if causal else (-1, -1)
+    out = varlen_attn(q, k, v, queries.offsets, keys.offsets, 128, 128, scale=0.125, window_size=window)
+else:
+    look = Look(queries=queries, keys=keys, causal=causal, dropout=0.0, scale=0.125, score_vector=None)
+    out = attend(q, k, v, look)
+out.backward(torch.zeros_like(out))
+print(json.dumps(sorted(name for name in sitecustomize.counted()["kernel"] if "flash" in name)))
+"""
+
+
 # ---- what can be wrong with a GPU -----------------------------------------------------------------------------------
 
 LARGE_STEPS = ("transformer", "train", "run_dir=run", "train.compile=false", "train.tokens_per_step=400000")

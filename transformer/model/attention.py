@@ -220,10 +220,15 @@ def _attend_packed_kernel(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor
     return triton_attention(q, k, v, keys=key_ranges, queries=query_ranges, dropout=look.dropout, scale=look.scale)
 
 
-def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, look: Look) -> Tensor:
-    """All packed sentences by torch's kernel.
+_BEYOND = 2**30  # positions: no sentence is as long
 
-    The kernel neither reads nor writes empty slots, in both passes: whatever they hold is replaced by zeros.
+
+def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, look: Look) -> Tensor:
+    """All packed sentences by torch's kernel, which is FlashAttention.
+
+    The kernel neither reads nor writes empty slots, in both passes: whatever they hold is replaced by zeros. From 2.14
+    on, torch takes cuDNN in its place where a sentence has more than 128 tokens, unless there is a window: one that no
+    sentence fills changes nothing else, and FlashAttention takes it for none.
     """
     from torch.nn.attention.varlen import varlen_attn  # slow to import, and of no use without a GPU
 
@@ -240,7 +245,7 @@ def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packe
         queries.longest,
         keys.longest,
         scale=look.scale,
-        window_size=(-1, 0) if look.causal else (-1, -1),
+        window_size=(-1, 0) if look.causal else (_BEYOND, _BEYOND),
     )
     assert isinstance(out, Tensor)
     return torch.where(real_queries, out, zero)
