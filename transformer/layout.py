@@ -279,18 +279,24 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Histories:
-    """The keys of a search: those of all K hypotheses of a sentence at the first position, at the second, and so on.
+class Mask:
+    """Which keys each query of a search sees, as numbers that are added to scores: made once, and read by every layer.
 
-    A hypothesis sees one of the K keys of each position: that of the hypothesis which it continues. So a search that
-    drops some hypotheses and continues others twice never moves a key.
+    Attention would turn truths into such numbers in each layer anew.
     """
 
-    is_past: Tensor  # (B, K, n) bool: which of the n keys belong to the past of each of the K hypotheses
+    numbers: Tensor  # (B, 1, T, S), or 1 for T: 0 where a query sees a key, -inf where not
 
-    def visible(self) -> Tensor:
-        """Which keys may be attended to, as `(B, 1, K, n)` bool."""
-        return self.is_past.unsqueeze(1)
+    @classmethod
+    def of(cls, visible: Tensor, dtype: torch.dtype) -> "Mask":
+        """From truths `(B, T, S)`, or 1 for T. Rows begin at multiples of 8, as a GPU's kernels ask for."""
+        *rows, n_keys = visible.shape
+        aligned = torch.zeros(*rows, -(-n_keys // 8) * 8, dtype=dtype, device=visible.device)
+        return cls(aligned[..., :n_keys].masked_fill_(~visible, -torch.inf).unsqueeze(1))
+
+    def select(self, rows: Tensor) -> "Mask":
+        """The mask of these sentences alone."""
+        return Mask(self.numbers[rows])
 
 
 Layout = Padded | Packed

@@ -22,8 +22,9 @@ from transformer.config.settings import Precision, Score
 from transformer.decoding.batches import Batches
 from transformer.decoding.forced import piece_log_probs
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
-from transformer.layout import Histories, Padded
+from transformer.layout import Mask, Padded
 from transformer.model.attention import Look, attend
+from transformer.model.transformer import mask_dtype
 from transformer.records import Proof
 from transformer.run_dir import RunDir
 from transformer.vocabulary import UNK
@@ -102,18 +103,20 @@ def attention_deviation(batches: Batches) -> float:
     is_past = torch.rand(SOURCES, beam_size, written, generator=draw) < 0.5
     is_past[:, :, 0] = True
     queries = Padded.full_rows(SOURCES, beam_size, batches.device)
-    past = Histories(is_past.to(batches.device))
-    source = Padded.of([written - row for row in range(SOURCES)], written).to(batches.device)
+    source = Padded.of([written - row for row in range(SOURCES)], written)
+
+    def look(visible: Tensor, seen: Tensor) -> Look:
+        mask = Mask.of(visible.to(batches.device), mask_dtype(seen))
+        return Look(queries, mask, causal=False, scale=config.key_width**-0.5, score_vector=None, dropout=0.0)
 
     deviations = []
-    for keys in (past, source):
-        look = Look(queries, keys, causal=False, scale=config.key_width**-0.5, score_vector=None, dropout=0.0)
+    for visible in (is_past, source.visible().unsqueeze(1)):
         with torch.no_grad():
             with sdpa_kernel(SDPBackend.MATH):
-                plain = attend(q, k, v, look)
+                plain = attend(q, k, v, look(visible, k))
             with sdpa_kernel(SDPBackend.MATH) if batches.is_plain else nullcontext():
                 dtype = product_dtype(batches.precision)
-                found = attend(q.to(dtype), k.to(dtype), v.to(dtype), look)
+                found = attend(q.to(dtype), k.to(dtype), v.to(dtype), look(visible, k.to(dtype)))
         deviations.append(float((found.to(plain.dtype) - plain).norm() / plain.norm()))
     return math.nan if any(map(math.isnan, deviations)) else max(deviations)
 

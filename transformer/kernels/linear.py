@@ -18,10 +18,13 @@ PACKED = (torch.float32, torch.bfloat16)  # the types that oneDNN multiplies on 
 class InferenceLinear(nn.Module):
     """The same map as a Linear, without gradients, in the type that autocast multiplies in."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, *linears: nn.Linear) -> None:
+        """Of several maps, their results side by side: all or none has a bias."""
         super().__init__()
-        self._weight = prepare_weight(linear.weight)
-        self._bias = None if linear.bias is None else to_autocast_dtype(linear.bias.detach())
+        self.out_features = sum(linear.out_features for linear in linears)
+        self._weight = prepare_weight(_side_by_side([linear.weight for linear in linears]))
+        biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+        self._bias = to_autocast_dtype(_side_by_side(biases).detach()) if biases else None
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., in)` -> `(..., out)`."""
@@ -35,6 +38,11 @@ def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
     out: Tensor = torch.ops.mkldnn._linear_pointwise(to_autocast_dtype(x), weight, bias, "none", [], "")
     return out
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    """The rows of all; of a single one no copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def prepare_weight(weight: Tensor) -> Tensor:

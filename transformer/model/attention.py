@@ -22,7 +22,7 @@ from transformer.config.settings import AttentionKernel, Score
 from transformer.errors import InputError
 from transformer.kernels.attention import dense_attention
 from transformer.kernels.packed_attention import sentence_attention, triton_attention
-from transformer.layout import Histories, Layout, Packed, Padded
+from transformer.layout import Layout, Mask, Packed, Padded
 
 # ---- the formula ----------------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ def attention_weights(
     k: Tensor,
     *,
     queries: Padded,
-    keys: Padded | Histories,
+    keys: Padded | Mask,
     causal: bool,
     scale: float,
     score_vector: Tensor | None,
@@ -60,15 +60,16 @@ def attention_weights(
     else:
         scores = at_least_fp32(additive_scores(q, k, score_vector))
 
-    visible = _visible_keys(queries, keys, causal=causal)
-    if visible is not None:
+    if isinstance(keys, Mask):
+        scores = scores + keys.numbers
+    elif (visible := _visible_keys(queries, keys, causal=causal)) is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
 
     return torch.softmax(scores, dim=-1)
 
 
 def _check_weights(
-    q: Tensor, k: Tensor, *, queries: Padded, keys: Padded | Histories, scale: float, score_vector: Tensor | None
+    q: Tensor, k: Tensor, *, queries: Padded, keys: Padded | Mask, scale: float, score_vector: Tensor | None
 ) -> None:
     """Raise InputError for arguments of `attention_weights` that do not belong together."""
     for name, x in (("q", q), ("k", k)):
@@ -81,7 +82,7 @@ def _check_weights(
         raise InputError(f"q is {q.dtype} on {q.device}, and k {k.dtype} on {k.device}: make them alike")
 
     for name, layout, x in (("queries", queries, q), ("keys", keys, k)):
-        if isinstance(layout, Histories):
+        if isinstance(layout, Mask):
             continue  # of a search, which makes both
         if not isinstance(layout, Padded) or not isinstance(layout.lengths, Tensor):
             raise InputError(f"{name} must be a Padded, as transformer.Padded.of makes it")
@@ -125,11 +126,8 @@ def _additive(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
     return torch.einsum("bhtsk,hk->bhts", sums, score_vector)
 
 
-def _visible_keys(queries: Padded, keys: Padded | Histories, *, causal: bool) -> Tensor | None:
+def _visible_keys(queries: Padded, keys: Padded, *, causal: bool) -> Tensor | None:
     """The keys that a query may see, as bool that broadcasts against `(B, H, T, S)`; None where all are visible."""
-    if isinstance(keys, Histories):
-        return keys.visible()  # (B, 1, T, S)
-
     if causal:
         # Padding is to the right of every real query, so the causal mask hides it from them, too.
         device = keys.lengths.device
@@ -148,7 +146,7 @@ class Look:
     """How queries look at keys: which of them they see, how the two are scored, and the dropout on the weights."""
 
     queries: Layout
-    keys: Layout | Histories
+    keys: Layout | Mask
     causal: bool  # position t sees 0..t: queries and keys are then of one layout
     scale: float
     score_vector: Tensor | None  # of the additive score
@@ -169,7 +167,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     # One sentence a row. No kernel computes the additive score, and none is in an exported graph; all else is speed.
     if look.score_vector is not None or _has_few_queries(q) or is_exporting():
         return _attend_plain(q, k, v, look)
-    if _prefers_dense(q):
+    if _prefers_dense(q) and not isinstance(look.keys, Mask):
         return _attend_dense(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), look).transpose(1, 2)
     return _attend_sdpa(q, k, v, look)
 
@@ -295,7 +293,7 @@ def _attend_in_groups(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     return queries.unpad_heads(outputs) if is_dense else queries.unpad(outputs)
 
 
-def _padded(look: Look) -> tuple[Padded, Padded | Histories]:
+def _padded(look: Look) -> tuple[Padded, Padded | Mask]:
     """The two layouts, where each sentence is a row."""
     assert isinstance(look.queries, Padded)
     assert not isinstance(look.keys, Packed)
@@ -322,19 +320,27 @@ def _attend_plain(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     """Batched products with the backward pass of `kernels.attention`: `(B, H, T, K)` in and out."""
-    visible = _visible_keys(*_padded(look), causal=look.causal)
+    queries, keys = _padded(look)
+    assert isinstance(keys, Padded)
+    visible = _visible_keys(queries, keys, causal=look.causal)
     masked = None if visible is None else ~visible
     return dense_attention(q, k, v, masked=masked, scale=look.scale, dropout=look.dropout)
 
 
 def _attend_sdpa(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     """torch's `scaled_dot_product_attention`, which chooses its own kernel, and makes the causal mask itself."""
-    visible = None if look.causal else _visible_keys(*_padded(look), causal=False)
+    queries, keys = _padded(look)
+    mask = None  # of numbers, or of truths
+    if isinstance(keys, Mask):
+        mask = keys.numbers
+    elif not look.causal:
+        mask = _visible_keys(queries, keys, causal=False)
+
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=visible,
+        attn_mask=mask,
         dropout_p=look.dropout,
         is_causal=look.causal,
         scale=look.scale,
@@ -376,7 +382,7 @@ class KeyValueCache:
     def of(cls, kv: KeyValues) -> "KeyValueCache":
         """A cache that holds `kv`, and has no more room."""
         cache = cls.empty(kv, kv.keys.shape[1])
-        cache.write(kv, 0)
+        cache.write(kv, slice(None))
         return cache
 
     @property
@@ -384,11 +390,10 @@ class KeyValueCache:
         """S, the positions that there is room for."""
         return self.keys.shape[2]
 
-    def write(self, new: KeyValues, start: int) -> None:
-        """Put `new` at the positions from `start` on, where there must be room."""
-        end = start + new.keys.shape[1]
-        self.keys[:, :, start:end] = new.keys.transpose(1, 2)
-        self.values[:, :, start:end] = new.values.transpose(1, 2)
+    def write(self, new: KeyValues, slots: slice | Tensor) -> None:
+        """Put `new` at these positions, where there must be room."""
+        self.keys[:, :, slots] = new.keys.transpose(1, 2)
+        self.values[:, :, slots] = new.values.transpose(1, 2)
 
     def read(self, end: int) -> KeyValues:
         """The keys and values of the positions before `end`, as views."""
@@ -433,6 +438,8 @@ class MultiHeadAttention(nn.Module):
             if biases:
                 nn.init.zeros_(projection.bias)
 
+        self.W_qkv: nn.Module | None = None  # the first three side by side, where a search multiplies by them at once
+
         self.score_vector = None
         if score is Score.additive:
             self.score_vector = nn.Parameter(torch.empty(n_heads, d_k))
@@ -444,11 +451,24 @@ class MultiHeadAttention(nn.Module):
         values = self._heads(self.W_v(context))  # (..., H, d_v)
         return KeyValues(keys, values)
 
-    def forward(self, x: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout | Histories, causal: bool) -> Tensor:
+    def project(self, x: Tensor) -> tuple[Tensor, KeyValues]:
+        """Queries, keys and values of `x` `(..., D)` itself, as a step of a search needs them."""
+        if self.W_qkv is None:
+            return self._heads(self.W_q(x)), self.keys_values(x)
+
+        sizes = [projection.out_features for projection in (self.W_q, self.W_k, self.W_v)]
+        q, k, v = torch.split(self.W_qkv(x), sizes, dim=-1)
+        return self._heads(q), KeyValues(self._heads(k), self._heads(v))
+
+    def forward(self, x: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout | Mask, causal: bool) -> Tensor:
         """Queries from `x` `(..., D)` read the keys and values `kv`; the result is `(..., D)`.
 
         `queries` is the layout of `x`, `keys` that of `kv`.
         """
+        return self.read(self._heads(self.W_q(x)), kv, queries=queries, keys=keys, causal=causal)
+
+    def read(self, q: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout | Mask, causal: bool) -> Tensor:
+        """As `forward`, with queries `(..., H, d_k)` that were projected before."""
         look = Look(
             queries=queries,
             keys=keys,
@@ -457,7 +477,7 @@ class MultiHeadAttention(nn.Module):
             score_vector=self.score_vector,
             dropout=self.dropout if self.training else 0.0,
         )
-        heads = attend(self._heads(self.W_q(x)), kv.keys, kv.values, look)  # (..., H, d_v)
+        heads = attend(q, kv.keys, kv.values, look)  # (..., H, d_v)
         return self.W_o(heads.flatten(-2))  # (..., D)
 
     def weights(self, x: Tensor, kv: KeyValues, *, queries: Padded, keys: Padded, causal: bool) -> Tensor:

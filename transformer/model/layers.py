@@ -17,7 +17,7 @@ from transformer.compute import at_least_fp32, to_autocast_dtype
 from transformer.config.settings import Activation, Norm, Positions
 from transformer.kernels.add_norm import can_add_norm, triton_add_norm
 from transformer.kernels.dropout import Dropout, add_dropout
-from transformer.layout import Histories, Layout, Padded
+from transformer.layout import Layout, Mask, Padded
 from transformer.model.attention import KeyValueCache, KeyValues, MultiHeadAttention
 
 
@@ -217,29 +217,29 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         cache: KeyValueCache,
         *,
-        start: int,
+        slots: slice | Tensor,
+        end: int,
         queries: Padded,
-        histories: Histories,
+        past: Mask,
         memory_kv: KeyValueCache,
-        memory_layout: Padded,
+        memory: Padded | Mask,
     ) -> Tensor:
         """The next position of the `K` hypotheses of each sentence, `(B, K, D)` -> `(B, K, D)`; `queries` lay them out.
 
-        `cache` holds `start` keys and values of the positions before. Those of this position are written after them,
-        K for each sentence, and `histories` say which of them all each hypothesis sees. `memory_kv` holds the keys and
+        `cache` holds keys and values of the positions before. Those of this position are written to its `slots`, K for
+        each sentence, and of all up to `end`, `past` says which each hypothesis sees. `memory_kv` holds the keys and
         values of the encoder's output, once for each sentence, whatever the number of its hypotheses.
         """
-        end = start + x.shape[1]
-
         # Self-attention: the keys and values of earlier positions come from the cache.
         y = self.self_attention_norm.before(x)
-        cache.write(self.self_attention.keys_values(y), start)
-        y = self.self_attention(y, cache.read(end), queries=queries, keys=histories, causal=False)
+        q, kv = self.self_attention.project(y)
+        cache.write(kv, slots)
+        y = self.self_attention.read(q, cache.read(end), queries=queries, keys=past, causal=False)
         x = self.self_attention_norm(x, y)
 
         # Encoder-decoder attention.
         y = self.cross_attention_norm.before(x)
-        y = self.cross_attention(y, memory_kv.read(memory_kv.size), queries=queries, keys=memory_layout, causal=False)
+        y = self.cross_attention(y, memory_kv.read(memory_kv.size), queries=queries, keys=memory, causal=False)
         x = self.cross_attention_norm(x, y)
 
         # Feed-forward.

@@ -17,12 +17,13 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transformer.compute import to_autocast_dtype
 from transformer.config.settings import ModelConfig, Norm
 from transformer.cost import count_parameters
 from transformer.kernels.linear import apply_linear
-from transformer.layout import Histories, Layout, Padded
+from transformer.layout import Layout, Mask, Padded
 from transformer.model.attention import KeyValueCache, MultiHeadAttention
 from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
 from transformer.vocabulary import VocabSize, VocabSizes, source_size, target_size
@@ -34,37 +35,57 @@ _FIRST_POSITIONS = 16  # a cache has room for so many at first, and doubles when
 class DecoderState:
     """What a search has read so far: K hypotheses of each of B sentences, those of a sentence adjacent.
 
-    Each position adds K keys and values to the cache of each layer, one for each hypothesis that was live there. They
-    are never moved: `is_past` says which of them a hypothesis descends from.
+    Each position adds K keys and values to the cache of each layer, one for each hypothesis that was live there. A
+    hypothesis sees one of the K: that of the hypothesis which it continues. So a search that drops some hypotheses and
+    continues others twice never moves a key: only `past_mask` changes, which all layers read.
 
-    A step writes into the caches of the state that it is given. Only the newest state is valid, therefore: two searches
-    cannot go on from the same one.
+    A step writes into the caches of the state that it is given, and into its mask. Only the newest state is valid,
+    therefore: two searches cannot go on from the same one, but from the first.
+
+    A search whose steps a GPU replays keeps all tensors where they are. Its position is a tensor, and its caches have
+    room for all positions that it gets to.
     """
 
-    past: list[KeyValueCache]  # of each layer: keys and values of the targets so far
-    is_past: Tensor  # (B, K, n) bool: which of the n keys written so far belong to the past of each hypothesis
+    past: list[KeyValueCache]  # of each layer: keys and values of the targets so far, with room for more: n
+    past_mask: Tensor  # (B, K, n) to be added to scores: 0 for a key in the past of a hypothesis, -inf for all others
     memory_kv: list[KeyValueCache]  # of each layer: keys and values of the encoder's output
-    memory_layout: Padded
+    memory: Padded | Mask  # which of them are seen
+    position: int | Tensor  # of the next target, counted from 0; a tensor is (1,)
 
     @property
     def beam_size(self) -> int:
         """K."""
-        return self.is_past.shape[1]
+        return self.past_mask.shape[1]
 
-    @property
-    def position(self) -> int:
-        """The position of the next target, counted from 0."""
-        return self.is_past.shape[2] // self.beam_size
+    def with_room(self) -> "DecoderState":
+        """The state with room for one more position; twice as many as before, where there was none."""
+        n_slots = self.past_mask.shape[2]
+        if isinstance(self.position, Tensor) or self.position * self.beam_size < n_slots:
+            return self
+
+        size = 2 * n_slots or _FIRST_POSITIONS * self.beam_size
+        past_mask = F.pad(self.past_mask, (0, size - n_slots), value=-torch.inf)
+        return replace(self, past=[cache.grow(size) for cache in self.past], past_mask=past_mask)
+
+    def slots(self) -> tuple[slice | Tensor, int]:
+        """Where the K keys of the next position are written, and how many keys from the first on are read then."""
+        beam_size = self.beam_size
+        if isinstance(self.position, Tensor):
+            slots = beam_size * self.position + torch.arange(beam_size, device=self.position.device)  # (K,)
+            return slots, self.past_mask.shape[2]
+
+        start = beam_size * self.position
+        return slice(start, start + beam_size), start + beam_size
 
     def reorder(self, rows: Tensor) -> "DecoderState":
         """The state of the hypotheses `rows` `(R,)`, given by their indices among those of this state.
 
         Whole sentences may leave; each that stays keeps K adjacent rows.
         """
-        is_past = self.is_past.flatten(0, 1)[rows]  # (R, n)
-        is_past = is_past.unflatten(0, (-1, self.beam_size))  # type: ignore[no-untyped-call]  # (B, K, n)
-        state = replace(self, is_past=is_past)
-        if len(is_past) == len(self.is_past):
+        past_mask = self.past_mask.flatten(0, 1)[rows]  # (R, n)
+        past_mask = past_mask.unflatten(0, (-1, self.beam_size))  # type: ignore[no-untyped-call]  # (B, K, n)
+        state = replace(self, past_mask=past_mask)
+        if len(past_mask) == len(self.past_mask):
             return state  # no sentence has left, and keys and values stay where they are
 
         sentences = rows[:: self.beam_size] // self.beam_size  # (B,)
@@ -72,7 +93,7 @@ class DecoderState:
             state,
             past=[layer.select(sentences) for layer in self.past],
             memory_kv=[layer.select(sentences) for layer in self.memory_kv],
-            memory_layout=self.memory_layout.select(sentences),
+            memory=self.memory.select(sentences),
         )
 
 
@@ -165,42 +186,41 @@ class Transformer(nn.Module):
     def start(self, memory: Tensor, layout: Padded, *, beam_size: int) -> DecoderState:
         """The state before the first target, with `beam_size` hypotheses for each row of memory `(B, S, D)`."""
         memory_kv = [layer.cross_attention.keys_values(memory) for layer in self._decoder_layers()]
+        dtype = mask_dtype(memory_kv[0].keys)
         return DecoderState(
             past=[KeyValueCache.empty(kv, 0) for kv in memory_kv],
-            is_past=torch.zeros(len(memory), beam_size, 0, dtype=torch.bool, device=memory.device),
+            past_mask=memory.new_empty(len(memory), beam_size, 0, dtype=dtype),
             memory_kv=[KeyValueCache.of(kv) for kv in memory_kv],
-            memory_layout=layout,
+            memory=layout if layout.full else Mask.of(layout.visible().unsqueeze(1), dtype),
+            position=0,
         )
 
     def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
         beam_size = state.beam_size
-        n_written = state.is_past.shape[2]  # keys in the cache, K for each position so far
         x = self.target_embedding(tokens.view(-1, beam_size), state.position)  # (B, K, D)
 
         # This position adds K keys, of which a hypothesis sees only its own.
-        sees_own = torch.eye(beam_size, dtype=torch.bool, device=x.device).expand(x.shape[0], -1, -1)  # (B, K, K)
-        is_past = torch.cat((state.is_past, sees_own), 2)  # (B, K, n + K)
-
-        # Room for them.
-        past = state.past
-        if n_written == past[0].size:
-            past = [cache.grow(2 * n_written or _FIRST_POSITIONS * beam_size) for cache in past]
+        state = state.with_room()
+        slots, end = state.slots()
+        state.past_mask[:, :, slots] = _sees_itself(beam_size, like=state.past_mask)
+        past = Mask(state.past_mask[:, :, :end].unsqueeze(1))  # (B, 1, K, end)
 
         queries = Padded.full_rows(x.shape[0], beam_size, x.device)
-        for layer, cache, memory_kv in zip(self._decoder_layers(), past, state.memory_kv, strict=True):
+        for layer, cache, memory_kv in zip(self._decoder_layers(), state.past, state.memory_kv, strict=True):
             x = layer.step(
                 x,
                 cache,
-                start=n_written,
+                slots=slots,
+                end=end,
                 queries=queries,
-                histories=Histories(is_past),
+                past=past,
                 memory_kv=memory_kv,
-                memory_layout=state.memory_layout,
+                memory=state.memory,
             )  # (B, K, D)
 
         logits = self.unembed(self.decoder_norm(x).flatten(0, 1))  # (R, V)
-        return logits, replace(state, past=past, is_past=is_past)
+        return logits, replace(state, position=state.position + 1)
 
     # ---- the decoder's layers
 
@@ -260,6 +280,16 @@ class Transformer(nn.Module):
             norm=self.config.norm,
             dropout=self.config.dropout,
         )
+
+
+def mask_dtype(keys: Tensor) -> torch.dtype:
+    """The type in which a mask is added to the scores of these keys: a CPU adds in fp32 whatever it multiplies in."""
+    return torch.promote_types(keys.dtype, torch.float32) if keys.device.type == "cpu" else keys.dtype
+
+
+def _sees_itself(beam_size: int, *, like: Tensor) -> Tensor:
+    """The mask of K hypotheses over the keys that they have just written, `(K, K)`."""
+    return like.new_full((beam_size, beam_size), -torch.inf).fill_diagonal_(0.0)
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:

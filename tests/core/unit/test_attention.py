@@ -16,7 +16,7 @@ from support.observers import Largest
 from transformer.config.settings import Score
 from transformer.data.packing import pack
 from transformer.kernels.attention import dense_attention
-from transformer.layout import Histories, Layout, Packed, Padded
+from transformer.layout import Layout, Mask, Packed, Padded
 from transformer.model import attention
 from transformer.model.attention import (
     KeyValueCache,
@@ -27,6 +27,7 @@ from transformer.model.attention import (
     attend,
     attention_weights,
 )
+from transformer.model.transformer import mask_dtype
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -584,7 +585,7 @@ def test_key_value_cache_reads_what_was_written() -> None:
     assert cache.size == 2
     longer = cache.grow(5)
     assert longer.size == 5
-    longer.write(second, 2)
+    longer.write(second, slice(2, 4))
 
     found = longer.read(4)
     assert found.keys[:, :, 0, 0].tolist() == [[0, 3, 0, -3], [6, 9, -6, -9]]
@@ -615,7 +616,7 @@ def test_attend_shows_a_hypothesis_its_own_past_alone(sentences: int, dtype: tor
             v,
             Look(
                 queries=Padded.full_rows(sentences, 3, q.device),
-                keys=Histories(is_past),
+                keys=Mask.of(is_past, mask_dtype(k)),
                 causal=False,
                 dropout=0.0,
                 scale=0.5,

@@ -397,9 +397,7 @@ def test_add_norm_drops_as_much_as_it_should_and_the_same_on_the_way_back() -> N
     x = torch.randn(2_000, 512, device=DEVICE)
     y = torch.full_like(x, 1e3, requires_grad=True)
     torch.manual_seed(3)
-    out = triton_add_norm(
-        x, y, torch.ones(512, device=DEVICE), torch.zeros(512, device=DEVICE), dropout=0.25, eps=1e-5
-    )
+    out = triton_add_norm(x, y, torch.ones(512, device=DEVICE), torch.zeros(512, device=DEVICE), dropout=0.25, eps=1e-5)
     (gradient,) = torch.autograd.grad(out, y, torch.randn_like(out))
     is_kept = out > 0
     assert (is_kept == (gradient != 0)).all()

@@ -16,7 +16,9 @@ from transformer.compute import autocast
 from transformer.config.settings import ModelConfig, Norm, Precision, Score
 from transformer.kernels.linear import InferenceLinear, prepare_weight
 from transformer.layout import Padded
-from transformer.model.inference import for_inference
+from transformer.model.attention import MultiHeadAttention
+from transformer.model.inference import InferenceNorm, for_inference
+from transformer.model.layers import AddNorm
 from transformer.model.transformer import Transformer
 
 CPU = torch.device("cpu")
@@ -157,3 +159,36 @@ def test_for_inference_keeps_the_hooks_of_a_model() -> None:
     with torch.no_grad():
         logits_of(for_inference(model))
     assert seen == [1]
+
+
+def test_inference_norm_is_the_norm_after_a_sub_layer() -> None:
+    """In half precision throughout: as near to the plain norm as its result is to what it is rounded from."""
+    torch.manual_seed(3)
+    norm = AddNorm(32, Norm.post, dropout=0.1).eval()
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 1.5)
+        norm.bias.normal_()
+    x = torch.randn(3, 5, 32)  # the first layer's input, an embedding, is in fp32
+    y = torch.randn(3, 5, 32).bfloat16()
+    with torch.no_grad(), autocast(CPU, Precision.bf16):
+        ready = InferenceNorm(norm)
+        found = ready(ready.before(x), y)
+        again = ready(found, y)
+    expected = norm(x.double().float(), y.float())
+    assert found.dtype is again.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0.01)
+
+
+def test_for_inference_projects_a_step_by_one_product() -> None:
+    """Queries, keys and values side by side, biases too, where d_k and d_v differ."""
+    torch.manual_seed(4)
+    attention = MultiHeadAttention(32, 4, d_k=8, d_v=6, score=Score.scaled, biases=True, dropout=0.0)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.normal_()
+        x = torch.randn(3, 5, 32)
+        q, kv = attention.project(x)
+        attention.W_qkv = InferenceLinear(attention.W_q, attention.W_k, attention.W_v)
+        fused_q, fused_kv = attention.project(x)
+    assert [t.shape for t in (fused_q, fused_kv.keys, fused_kv.values)] == [(3, 5, 4, 8), (3, 5, 4, 8), (3, 5, 4, 6)]
+    torch.testing.assert_close((fused_q, fused_kv.keys, fused_kv.values), (q, kv.keys, kv.values), atol=1e-5, rtol=1e-5)

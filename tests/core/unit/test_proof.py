@@ -40,9 +40,8 @@ from transformer.decoding.loading import load
 from transformer.decoding.proof import FULL, FUSED, PLAIN, in_way, prove_search, search_deviation
 from transformer.distributed import World
 from transformer.errors import InputError, Stopped
-from transformer.layout import Histories
 from transformer.model import attention
-from transformer.model.transformer import Transformer
+from transformer.model.transformer import DecoderState, Transformer
 from transformer.records import Proof, Resolved
 from transformer.run_dir import RunDir
 from transformer.training import proof
@@ -666,12 +665,14 @@ def test_prove_search_ends_in_words_where_the_search_itself_is_wrong(
 ) -> None:
     """A step that does not see the position before it."""
 
-    def short(self: Histories) -> Tensor:
-        visible = self.is_past.clone()
-        visible[:, :, -2:-1] &= visible.shape[2] < 3
-        return visible.unsqueeze(1)
+    of_slots = DecoderState.slots
 
-    monkeypatch.setattr(Histories, "visible", short)
+    def short(self: DecoderState) -> tuple[slice | Tensor, int]:
+        if self.position == 3:
+            self.past_mask[:, :, 2] = -torch.inf
+        return of_slots(self)
+
+    monkeypatch.setattr(DecoderState, "slots", short)
     with pytest.raises(InputError, match=r"searches as it should in no way \(fused attention: .*\): set device=cpu"):
         prove_search(load(trained, precision="fp64", beam_size=1).batches)
 

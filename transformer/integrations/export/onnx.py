@@ -111,7 +111,7 @@ class _Cache(KeyValueCache):
         """There is always room for one more."""
         return self.keys.shape[2] + 1
 
-    def write(self, new: KeyValues, start: int) -> None:
+    def write(self, new: KeyValues, slots: slice | Tensor) -> None:
         """Put `new` behind what there is."""
         keys = torch.cat((self.keys, new.keys.transpose(1, 2)), 2)
         values = torch.cat((self.values, new.values.transpose(1, 2)), 2)
@@ -159,9 +159,10 @@ class _Decoder(nn.Module):
         past = _caches(past_keys, past_values)
         state = DecoderState(
             past=past,
-            is_past=torch.ones(rows, 1, n_before, dtype=torch.bool),  # each row is a sentence of one hypothesis
+            past_mask=torch.zeros(rows, 1, n_before + 1),  # each row is a sentence of one hypothesis
             memory_kv=_caches(memory_keys, memory_values),
-            memory_layout=Padded(source_lengths, memory_keys.shape[3], full=False),
+            memory=Padded(source_lengths, memory_keys.shape[3], full=False),
+            position=n_before,
         )
         logits, _ = self.model.decode_step(tokens, state)
         return logits, *_stack([cache.read(n_before + 1) for cache in past])
