@@ -1,0 +1,133 @@
+"""What other packages add: the package of docs/plugins.md, installed as pip would, and packages that fail."""
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT
+from transformer import plugins
+from transformer.errors import InputError
+
+DEMO = ROOT / "data/demo"
+PAGE = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+TINY = (
+    *("experiment=small", "tokenizer.vocab_size=150", "model.d_model=16", "model.d_ff=32", "model.n_heads=2"),
+    *("model.n_layers=1", "train.max_steps=2", "train.save_every=2", "train.validate_every=2", "train.average=1"),
+    *("train.threads=1", "train.tokens_per_step=600", "data.src_lang=en", "data.tgt_lang=de"),
+)
+
+
+def install(folder: Path, module: str, code: str, entry_points: list[str]) -> Path:
+    """Lay a package out as pip does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{module}.py").write_text(code, encoding="utf-8")
+    about = folder / f"{module}-0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text("\n".join(["[transformer.plugins]", *entry_points, ""]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages with the one of the page, and one that cannot be imported."""
+    [code] = re.findall(r"^```python shown: the file\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    named = re.findall(r'^"([a-z]+\.[a-z]+)" = "(my_plugins:\w+)"$', PAGE, re.MULTILINE)
+    assert {name for name, _ in named} == {"format.csv", "command.vocabulary"}
+    folder = install(
+        tmp_path_factory.mktemp("site"), "my_plugins", code, [f"{name} = {target}" for name, target in named]
+    )
+    return install(folder, "broken", "import a_module_that_is_not_there\n", ["tracker.broken = broken:open_it"])
+
+
+def typed(*arguments: str, site: Path | None, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, where packages of `site` are installed."""
+    path = [f"import sys; sys.path.insert(0, {str(site)!r})"] if site else []
+    start = "; ".join([*path, "from transformer.cli.main import main", "main()"])
+    return subprocess.run(
+        [sys.executable, "-P", "-c", start, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with CSV files, and a run that was trained on them."""
+    folder = tmp_path_factory.mktemp("trained")
+    for name, size in (("train", 60), ("dev", 4)):
+        sides = [(DEMO / f"{name}.{code}").read_text(encoding="utf-8").split("\n")[:size] for code in ("en", "de")]
+        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("en", "de"), *zip(*sides, strict=True)])
+    done = typed(
+        *("train", *TINY, "run_dir=run", "data.train.dataset=train.csv", "data.dev.dataset=dev.csv"),
+        site=site,
+        folder=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_plugins_page_adds_a_format_and_a_command(trained: Path, site: Path) -> None:
+    listed = typed("vocabulary", "run_dir=run", "count=5", site=site, folder=trained)
+    assert listed.stdout.split("\n")[:4] == ["<pad>", "<unk>", "<s>", "</s>"]
+    assert len(listed.stdout.split()) == 5
+    helped = typed("vocabulary", "--help", site=site, folder=trained)
+    assert "count=10" in helped.stdout
+    assert "vocabulary" not in typed("--help", site=site, folder=trained).stdout, "entry points are not read for it"
+
+
+def test_plugins_that_are_not_installed_are_refused_in_one_line(trained: Path) -> None:
+    done = typed("vocabulary", "run_dir=run", site=None, folder=trained)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "unknown command 'vocabulary'" in done.stderr
+    sets = ("data.train.dataset=train.csv", "data.dev.dataset=dev.csv")
+    done = typed("train", *TINY, "run_dir=again", *sets, site=None, folder=trained)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "train.csv: no such directory, nor a .tsv" in done.stderr
+
+
+def test_plugins_of_the_current_directory_are_not_read(trained: Path, tmp_path: Path) -> None:
+    here = install(tmp_path / "here", "evil", "print('executed')\n", ["command.evil = evil:EVIL"])
+    done = typed("evil", site=here, folder=here)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "unknown command 'evil'" in done.stderr
+
+
+def test_plugins_that_cannot_be_imported_cost_one_line(trained: Path, site: Path) -> None:
+    done = typed(
+        *("train", *TINY, "run_dir=broken", "train.trackers=[broken]"),
+        *("data.train.dataset=train.csv", "data.dev.dataset=dev.csv"),
+        site=site,
+        folder=trained,
+    )
+    assert done.returncode == 2
+    [line] = [line for line in done.stderr.split("\n") if "error" in line]
+    assert "the tracker broken cannot be imported (ModuleNotFoundError: No module named 'a_module_that_" in line
+    assert line.endswith("pip install --upgrade broken")
+
+
+def test_find_executes_nothing_that_only_a_run_names(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    plugins._installed.cache_clear()
+    monkeypatch.setattr(plugins, "_allowed", set())
+    try:
+        assert plugins.is_known("format", "csv")
+        with pytest.raises(InputError, match=r"^the format csv is of the package my_plugins, and not asked for here"):
+            plugins.find("format", "csv")
+        assert "my_plugins" not in sys.modules
+        plugins.allow("data.train.dataset=corpus/train.csv.gz")
+        assert plugins.find("format", "csv").__name__ == "read_csv"  # type: ignore[attr-defined]
+    finally:
+        plugins._installed.cache_clear()
+        sys.modules.pop("my_plugins", None)
+
+
+@pytest.mark.plugins
+def test_own_plugins_are_where_the_table_says() -> None:
+    """Each is imported; those that need an optional package need it when they are used."""
+    for kind, names in plugins.OWN.items():
+        for name, target in names.items():
+            assert plugins.load(target) is not None, f"{kind}.{name}"
