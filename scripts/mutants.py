@@ -572,6 +572,27 @@ FOUND = (
         "core/faults/test_hostile_runs.py::test_train_refuses_to_resume_from_weights_that_are_not_finite",
     ),
     Mutant(
+        "a path passes for the commit of a model",
+        "data/hub.py",
+        "isinstance(answer, str) and COMMIT.fullmatch(answer)",
+        "isinstance(answer, str)",
+        "integrations/test_push.py::test_run_dir_on_the_hub_has_a_commit_and_no_path",
+    ),
+    Mutant(
+        "a directory of somebody else makes way for what is built",
+        "files.py",
+        "    if not is_replaceable:",
+        "    if False:",
+        "core/unit/test_files.py::test_build_once_removes_nothing_that_it_has_not_made",
+    ),
+    Mutant(
+        "push sends a metrics.jsonl as it is",
+        "tools/metrics.py",
+        "if _NAME.fullmatch(name)}",
+        "if name}",
+        "integrations/test_push.py::test_push_sends_of_metrics_what_it_understands",
+    ),
+    Mutant(
         "what a kill left of a store is not cleared",
         "files.py",
         "        remove(temporary)  #",

@@ -115,6 +115,14 @@ def test_sink_passes_on_everything_in_order_however_slow_the_tracker(tmp_path: P
     assert end == ["finish"]
 
 
+def test_sink_gives_a_tracker_no_path_for_the_id_of_a_run(tmp_path: Path, install: Install) -> None:
+    """It is what run.json says, and W&B names a folder by it."""
+    install("")
+    Sink("wandb", tmp_path / "runs" / "a", run_id="../../../home/me", settings={}).close(100.0)
+    begin, _ = calls(tmp_path)
+    assert (begin[2], begin[5]["id"]) == ("a--..-..-h", "-..-..-home-me")
+
+
 def test_sink_leaves_project_and_folder_to_wandbs_own_variables(
     tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobRuntime
+from hydra.core.utils import JobRuntime, setup_globals
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import (
@@ -269,7 +269,13 @@ def _escaped(value: Any) -> Any:
 
 @contextmanager
 def _environment_refused() -> Iterator[None]:
-    """Let no `${oc.env:NAME}` be resolved: a job is stored in run.json and every checkpoint, which people pass on."""
+    """Let no `${oc.env:NAME}` be resolved: a job is stored in run.json and every checkpoint, which people pass on.
+
+    Nor `${hydra:NAME}`, which knows the working directory.
+    """
+
+    def refuse_hydra(name: str) -> str:
+        raise ValueError(f"${{hydra:{name}}}: settings are stored with the run, so Hydra's are not read: write it out")
 
     def refuse(name: str, *_: object) -> str:
         raise ValueError(
@@ -278,10 +284,12 @@ def _environment_refused() -> Iterator[None]:
         )
 
     OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
+    OmegaConf.register_new_resolver("hydra", refuse_hydra, replace=True)
     try:
         yield
     finally:
         OmegaConf.register_new_resolver("oc.env", env, replace=True)
+        setup_globals()  # Hydra's resolvers
 
 
 def read_commands(path: Path) -> dict[str, str]:

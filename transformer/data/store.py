@@ -287,12 +287,14 @@ def verify_files(path: Path, files: Mapping[str, Digest]) -> None:
     """Raise InputError unless all files in the directory `path` have the sizes and digests that its manifest names."""
     for name, expected in files.items():
         try:
+            if name != Path(name).name:
+                raise ValueError(f"{MANIFEST} names {name!a:.80}, which is no file beside it")
             with open_regular(path / name) as file:
                 check_digest(file, expected)
         except OSError as error:
             raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
         except ValueError as error:
-            raise InputError(f"{path / name}: {error}") from error
+            raise InputError(f"{path / ascii(name)[1:-1]}: {error}") from error
 
 
 class StoreWriter:

@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -36,13 +37,16 @@ from transformer.decoding.stream import Item, Output, Tally, Work, read_blocks, 
 from transformer.decoding.translator import Translator
 from transformer.distributed import choose_local_device, is_rank0, world_size
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
-from transformer.files import list_names, make_directories, read_json, sync, write_file, write_json
+from transformer.files import UNFINISHED, list_names, make_directories, read_json, sync, write_file, write_json
 from transformer.liveness import ending_with_launcher
 from transformer.run_dir import tokenizer_digests
 
 FORMAT = 1  # of the files, and of how an input is cut: another one is not gone on with
 JOINING = 0  # the byte of the claims for what one process does alone; those of blocks begin at 1, as lines do
 CHUNK = 1 << 20  # bytes
+JOINED = "joined"  # the output, until it is whole
+
+_BLOCK = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")  # of lines, by the numbers of the first and the last
 
 # Keys that do not change the text, or that `settings_of` says in other words.
 _OTHER_KEYS = {"run_dir", "checkpoint", "ensemble", "device", "precision", "threads", "search"}
@@ -184,17 +188,24 @@ class _Place:
 
     def blocks(self) -> list[tuple[int, int]]:
         """The first and the last line of each block that is kept, in order."""
-        names = [name.split("-") for name in list_names(self.work)]
-        return sorted((int(name[0]), int(name[1])) for name in names if len(name) == 2 and all(map(str.isdigit, name)))
+        found = filter(None, map(_BLOCK.fullmatch, list_names(self.work)))
+        return sorted((int(name[1]), int(name[2])) for name in found)
 
     def lines(self) -> int:
         """How many lines are done."""
         return sum(last - first + 1 for first, last in self.blocks())
 
     def clear(self) -> None:
-        """Remove the directory of a finished output: first the claims, by which others see that it goes."""
+        """Remove the directory of a finished output: first the claims, by which others see that it goes.
+
+        A file in it that is of no such work stays, and the directory with it.
+        """
         self.claims.unlink(missing_ok=True)
-        shutil.rmtree(self.work, ignore_errors=True)
+        with suppress(OSError, StorageError):
+            for name in list_names(self.work):
+                if name in (self.settings.name, JOINED) or name.startswith(UNFINISHED) or _BLOCK.fullmatch(name):
+                    (self.work / name).unlink(missing_ok=True)
+            self.work.rmdir()
 
     def check_finished(self, settings: Settings) -> bool:
         """Whether the output is there, made by these settings.
@@ -453,7 +464,7 @@ def _is_joined(place: _Place, settings: Settings) -> bool:
 
 def _join(place: _Place, settings: Settings) -> Tally:
     """Put the parts together, under the name of the output; what was counted of them."""
-    joined = place.work / "joined"
+    joined = place.work / JOINED
     tallies = []
     line = 1
     with joined.open("wb") as file:

@@ -251,6 +251,17 @@ def test_translate_refuses_files_before_it_begins(changes: dict[str, Any], messa
     assert names() == {"pipe", "bad.gz", "short", "long"}
 
 
+def test_translate_removes_no_file_that_is_not_of_its_work(run_dir: Path) -> None:
+    work = Path(".out.work")
+    work.mkdir()
+    for name in ("chapter1.tex", "1-x", "²-3"):
+        (work / name).write_text("years of work", encoding="utf-8")
+    in_bulk(file_job(run_dir))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+    assert sorted(path.name for path in work.iterdir()) == ["1-x", "chapter1.tex", "²-3"]
+    assert (work / "chapter1.tex").read_text(encoding="utf-8") == "years of work"
+
+
 def test_translate_refuses_an_output_that_was_edited_and_a_record_that_is_none(run_dir: Path) -> None:
     in_bulk(file_job(run_dir))
     with Path("out").open("a", encoding="utf-8") as file:

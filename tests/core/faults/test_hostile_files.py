@@ -627,6 +627,16 @@ def test_compose_reads_no_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     assert OmegaConf.create({"a": "${oc.env:SECRET}"}).a == "hf_token", "other programs' configurations may"
 
 
+@pytest.mark.parametrize("word", ["${hydra:runtime.cwd}", "${hydra:job.num}"])
+def test_compose_reads_nothing_of_hydras(tmp_path: Path, word: str) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\ndata:\n  root: {word}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
+    for given in (["experiment=mine"], ["experiment=base", f"data.root='{word}'"]):
+        with pytest.raises(InputError, match=r"settings are stored with the run, so Hydra's are not read"):
+            compose("train", given, config_dir=tmp_path)
+
+
 def doubling(line: str, *, count: int = 40) -> str:
     """YAML of `count` lines, each of which stands for twice the one above it."""
     return "".join(line.format(number, number + 1) for number in range(count))

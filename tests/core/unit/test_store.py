@@ -1,6 +1,7 @@
 """Ids on disk and in a batch: what was written comes back, and damage is found."""
 
 import errno
+import hashlib
 import json
 import os
 import random
@@ -220,6 +221,18 @@ def test_store_open_refuses_a_manifest_that_says_something_else(
     path = written(tmp_path / "s") / "MANIFEST.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | change, indent=2) + "\n", encoding="utf-8")
     with pytest.raises(InputError, match=message):
+        Store.open(path.parent)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "sub/file", "..", "a\0b"])
+def test_store_open_opens_nothing_outside_it(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "s") / "MANIFEST.json"
+    (tmp_path / "outside").touch()
+    manifest = json.loads(path.read_bytes())
+    empty = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    manifest["files"] = {**manifest["files"], name: empty}
+    path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"which is no file beside it|null byte|regular file"):
         Store.open(path.parent)
 
 

@@ -48,6 +48,7 @@ from transformer.integrations.export.formats import Original
 from transformer.integrations.export.job import ExportJob, Target
 from transformer.machine import resolve_threads
 from transformer.run_dir import DEV, RunDir
+from transformer.tools.markdown import plain
 
 PARITY = "parity.json"
 README = "README.md"
@@ -120,7 +121,7 @@ def export(job: ExportJob) -> Exported:
         tgt_lang=data.tgt_lang,
         quantization=job.quantization,
         exponent=exponent,
-        origin=f"{run.path} ({checkpoint.path.name})",
+        origin=plain(f"{run.path} ({checkpoint.path.name})"),
         output=output,
     )
 

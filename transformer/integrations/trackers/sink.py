@@ -65,6 +65,7 @@ class Sink:
             os.set_blocking(_pipe(stream).fileno(), False)
 
         folder = folder.absolute()
+        run_id = _as_name(run_id)  # as run.json has it, and packages name files by it
         title = f"{_as_name(folder.name)}-{run_id[:8]}"
         project = _as_name(folder.parent.name)
         self._send({"project": project, "name": title, "id": run_id, "settings": settings, "folder": str(folder)})
@@ -186,5 +187,5 @@ def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def _as_name(text: str) -> str:
-    """A name that trackers take."""
-    return re.sub(r"[^\w.-]+", "-", text)[:60] or "runs"
+    """A name that trackers take, and that leads to no other folder."""
+    return re.sub(r"[^\w.-]+", "-", text).lstrip(".")[:60] or "runs"

@@ -18,7 +18,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
 from transformer.run_dir import DEV
-from transformer.tools.markdown import markdown_table
+from transformer.tools.markdown import code, markdown_table, plain
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import RESAMPLES, Interval
 from transformer.tools.tables.measured import Measured, Published, Table, TableRow
@@ -171,7 +171,7 @@ def _format_rows(table: Table) -> str:
     cells = [[column.cell(row) for column in shown] for row in table.rows]
     lines = markdown_table([column.title for column in shown], cells, left=range(TEXT_COLUMNS))
 
-    failed = [f"- {row.name} failed: {error}" for row in table.rows for error in row.errors]
+    failed = [f"- {plain(row.name)} failed: {plain(error)}" for row in table.rows for error in row.errors]
     if failed:
         lines += ["", *failed]
     return "\n".join(lines) + "\n"
@@ -238,4 +238,4 @@ def _format_signatures(table: Table) -> str:
     """The signatures of the scores, each once."""
     runs = [run for row in table.rows for run in row.runs]
     signatures = dict.fromkeys(score.signature for run in runs for score in run.scores.values())
-    return "".join(f"\nBLEU signature: `{signature}`\n" for signature in signatures)
+    return "".join(f"\nBLEU signature: {code(signature)}\n" for signature in signatures)
