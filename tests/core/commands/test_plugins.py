@@ -86,7 +86,7 @@ def test_plugins_that_are_not_installed_are_refused_in_one_line(trained: Path) -
     sets = ("data.train.dataset=train.csv", "data.dev.dataset=dev.csv")
     done = typed("train", *TINY, "run_dir=again", *sets, site=None, folder=trained)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "train.csv: no such directory, nor a .tsv" in done.stderr
+    assert "dev.csv: no such directory, nor a .tsv" in done.stderr
 
 
 def test_plugins_of_the_current_directory_are_not_read(trained: Path, tmp_path: Path) -> None:
