@@ -38,7 +38,7 @@ def located(job: TrainJob) -> TrainJob:
     if source is None or list_steps(Path(job.run_dir)):
         return job
     models = _source_of(source)
-    if models is None and _is_foreign(Path(source)):
+    if models is None and plugins.has("models", "folder") and _is_foreign(Path(source)):
         models = plugins.find("models", "folder")
     return job if models is None else models.located(job)
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -352,7 +352,9 @@ def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
 def last_logged(run_dir: Path) -> int:
     """The last step of metrics.jsonl, which somebody may be writing."""
     path = run_dir / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    lines: list[bytes] = []
+    with suppress(FileNotFoundError):  # not begun yet, or a start over has removed it
+        lines = path.read_bytes().split(b"\n")[:-1]
     return int(json.loads(lines[-1])["step"]) if lines else 0
 
 

@@ -418,6 +418,7 @@ def pairs_at_once(run_dir: Path, output: str) -> bytes:
     return text
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("suffix", [".tsv.gz", ".jsonl.zst"])
 def test_translate_keeps_the_same_pairs_wherever_it_was_stopped(
     suffix: str, run_dir: Path, caplog: pytest.LogCaptureFixture
@@ -436,6 +437,7 @@ def test_translate_keeps_the_same_pairs_wherever_it_was_stopped(
     assert counted["kept"] == len(expected) - ("tsv" in suffix) > 5
 
 
+@pytest.mark.plugins
 def test_translate_keeps_pairs_of_lines_and_their_translations_without_the_tag(run_dir: Path) -> None:
     in_bulk(pairs_job(run_dir, tag="<2de>"))
     header, *rows = [line.split("\t") for line in read_lines(Path("out.tsv"))]
@@ -445,12 +447,14 @@ def test_translate_keeps_pairs_of_lines_and_their_translations_without_the_tag(r
     assert {tuple(row[:2]) for row in rows} <= set(zip(lines, translations[:-1], strict=True))
 
 
+@pytest.mark.plugins
 def test_ranks_keep_the_pairs_that_one_process_keeps(run_dir: Path) -> None:
     expected = pairs_at_once(run_dir, "at-once.tsv")
     assert translate_on(3, pairs_job(run_dir)) == [0, 0, 0]
     assert Path("out.tsv").read_bytes() == expected
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -467,6 +471,7 @@ def test_translate_keeps_no_pairs_in_other_files(changes: dict[str, Any], messag
     assert names() == set()
 
 
+@pytest.mark.plugins
 def test_translate_refuses_another_share_for_what_it_began(run_dir: Path) -> None:
     stop_after(2, lambda: in_bulk(pairs_job(run_dir)))
     with pytest.raises(InputError, match=r"was begun with keep=0\.5, not 0\.9"):

@@ -77,6 +77,7 @@ def test_evaluate_takes_a_reference_with_a_comma_in_quotes(folder: Path, capsys:
         assert printed(capsys, "hypotheses=hyp", f"references={quoted}", "data.tgt_lang=de") == one
 
 
+@pytest.mark.plugins
 @pytest.mark.needs("sacremoses")
 def test_evaluate_tells_the_two_bleus_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")

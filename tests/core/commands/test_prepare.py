@@ -377,7 +377,7 @@ def set_field(section: str, name: str, value: object) -> object:
         set_field("filter", "max_ratio", 8.0),
         set_field("filter", "drop_identical", True),
         set_field("filter", "drop_duplicates", True),
-        set_field("filter", "doctor", [Detector.markup]),
+        pytest.param(set_field("filter", "doctor", [Detector.markup]), marks=pytest.mark.plugins),
         set_field("tokenizer", "vocab_size", 81),
         set_field("tokenizer", "algorithm", Algorithm.unigram),
         set_field("tokenizer", "normalization", Normalization.nfkc),
@@ -760,6 +760,7 @@ def test_prepare_makes_one_corpus_of_shards_and_of_a_single_file(job: TrainJob, 
         prepare(job)
 
 
+@pytest.mark.plugins
 def test_prepare_counts_what_a_translation_memory_has_beside_its_pairs(
     job: TrainJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

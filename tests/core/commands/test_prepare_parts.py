@@ -140,7 +140,7 @@ def sampled_lines(job: TrainJob) -> None:
         (shards, 3),
         (tsv, 3),
         (jsonl, 4),
-        (several_sets, 5),
+        pytest.param(several_sets, 5, marks=pytest.mark.plugins),  # detectors, too
         (two_vocabularies, 3),
         (sampled_lines, 2),
     ],

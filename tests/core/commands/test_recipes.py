@@ -264,7 +264,7 @@ def test_recipe_paper_is_not_talked_about(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("command", ["train", "prepare", "summary"])
+@pytest.mark.parametrize("command", ["train", "prepare", pytest.param("summary", marks=pytest.mark.plugins)])
 def test_recipe_is_for_the_commands_that_train(command: str) -> None:
     (job,) = enter(command, "experiment=base", "recipe=tensor2tensor").jobs
     assert job.train.adam_beta2 == 0.997

@@ -727,6 +727,7 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
     assert not list((run_dir / "hypotheses").glob("*.hyp"))
 
 
+@pytest.mark.plugins
 @pytest.mark.needs("sacremoses")
 def test_evaluate_scores_as_it_is_told(run_dir: Path) -> None:
     """In the language that is given, without case, with the papers' BLEU beside the score."""

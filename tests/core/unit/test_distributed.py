@@ -252,6 +252,7 @@ def said(folder: Path, rank: int) -> str:
     return (folder / f"rank-{rank}").read_text(encoding="utf-8")
 
 
+@pytest.mark.plugins
 @pytest.mark.needs("sacremoses")
 def test_ranks_share_the_test_sets_at_the_end_and_in_evaluate(tmp_path: Path, corpus: DataConfig) -> None:
     """With the scores of one rank, which it finds again; rank 0 alone writes, and prints."""

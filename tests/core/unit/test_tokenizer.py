@@ -194,7 +194,7 @@ def digests() -> list[str]:
 
 def test_train_tokenizer_gives_the_same_bytes_in_another_process_in_silence() -> None:
     code = "import test_tokenizer; print(*test_tokenizer.digests())"
-    path = os.pathsep.join([str(TESTS), str(TESTS / "unit")])
+    path = os.pathsep.join([str(TESTS), str(TESTS / "core/unit")])
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": path}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     assert result.stdout.decode().split() == digests()
