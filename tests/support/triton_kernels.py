@@ -39,7 +39,7 @@ from transformer.kernels.packed_attention import LARGE, SMALL, plain_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
-from transformer.model.attention import Look, attend, attention_weights
+from transformer.model.attention import Look, attend, attend_sentences, attention_weights
 from transformer.model.transformer import Transformer
 from transformer.training.step import Objective
 
@@ -329,6 +329,7 @@ def sentences() -> dict[str, Any]:
             for which, lengths in by_lengths.items()
         },
         "strided": strided(kernel),
+        "joined": [joined(lengths) for lengths in (SHORT, LONG)],
         "empty": [empty_slots(kernel, lengths, 640) for lengths in (SHORT, FEW, LONG)],
         "dropout": {
             f"{role}, {name}": sentence_dropout(role, lengths)
@@ -336,6 +337,20 @@ def sentences() -> dict[str, Any]:
             for name, lengths in (("short", SHORT), ("long", LONG))
         },
     }
+
+
+def joined(lengths: Any) -> bool:
+    """Whether q, k and v in one tensor, or k and v in one, have the results and the gradients of three tensors."""
+    queries, keys = layouts("encoder", lengths, 384, AttentionKernel.sentences)
+    together = draw(384, 3, 2, 16, seed=1, dtype=torch.float32)
+    upstream = draw(384, 2, 16, seed=4, dtype=torch.float32)
+    results = []
+    for cuts in ([0, 1, 2], [0, slice(1, 3)], [slice(0, 3)]):
+        operands = [together[:, cut].clone().requires_grad_() for cut in cuts]
+        out = attend_sentences(operands, look_of(queries, keys, causal=False))
+        gradients = torch.autograd.grad(out, operands, upstream)
+        results.append([out.detach(), torch.cat([gradient.view(384, -1, 2, 16) for gradient in gradients], 1)])
+    return all(torch.equal(one, two) for other in results[1:] for one, two in zip(results[0], other, strict=True))
 
 
 def sentence_dropout(role: str, lengths: Any) -> list[float]:
@@ -353,7 +368,7 @@ def sentence_dropout(role: str, lengths: Any) -> list[float]:
     expected = torch.autograd.grad(wanted, inputs, upstream)
 
     found = sentence_kernels.sentence_attention(
-        *inputs,
+        list(inputs),
         torch.tensor([seed]),
         queries.tiles.cross if role == "cross" else queries.tiles.own,
         queries.tiles.owner,
@@ -422,16 +437,27 @@ def model() -> dict[str, Any]:
     sides = [[draw_pieces.integers(5, 90, pair[side]).tolist() for pair in pairs] for side in range(2)]
     store = Store.from_pieces(*sides)
     found = {}
-    for norm in Norm:
+    variants: dict[str, dict[str, Any]] = {
+        "post": {},
+        "pre": {"norm": Norm.pre},
+        "biases": {"biases": True},
+        "two widths": {"d_k": 16, "d_v": 24},
+    }
+    for name, variant in variants.items():
         torch.manual_seed(1)
-        config = ModelConfig(n_layers=1, d_model=32, d_ff=48, n_heads=2, dropout=0.0, norm=norm)
+        config = ModelConfig(n_layers=1, d_model=32, d_ff=48, n_heads=2, dropout=0.0, **variant)
         transformer = Transformer(config, 90).double()
         results = []
         for kernel, rows in ((None, None), (AttentionKernel.sentences, 128)):
             batch = collate(store, np.arange(len(pairs)), (128, 128), kernel=kernel)
             loss, _ = Objective(transformer, 0.1, loss_rows=rows).train()(batch)
             results.append([loss, *torch.autograd.grad(loss, list(transformer.parameters()))])
-        found[norm.name] = [difference(one, two) for one, two in zip(*results[::-1], strict=True)]
+        plain, fused = results
+        least = 1e-3 * max(float(gradient.norm()) for gradient in plain[1:])  # a bias of keys has no gradient
+        found[name] = [
+            float((one - two).detach().norm()) / max(float(two.detach().norm()), least)
+            for one, two in zip(fused, plain, strict=True)
+        ]
     return found
 
 

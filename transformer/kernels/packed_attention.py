@@ -91,9 +91,7 @@ def triton_attention(
 
 
 def sentence_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    operands: list[Tensor],
     *,
     tiles: Tensor,
     owners: tuple[Tensor, Tensor],
@@ -105,11 +103,11 @@ def sentence_attention(
 ) -> Tensor:
     """The same by kernels that take a few sentences whole: `tiles`, `owners` and `offsets` as layouts have them.
 
-    Sentences that fit no tile, if `longest` says that there are some, are left to `triton_attention`'s kernels. The
-    same weights are dropped.
+    The operands are q, k and v; or q and both others, `(M, 2, H, K)`; or all of them, `(N, 3, H, K)`. Sentences that
+    fit no tile, if `longest` says that there are some, are left to `triton_attention`'s kernels. The same weights are
+    dropped.
     """
     from transformer.kernels.gpu.sentences import sentence_attention  # needs Triton
 
-    return sentence_attention(
-        q, k, v, draw_seed(dropout, q.device), tiles, *owners, *offsets, longest, causal, dropout, scale
-    )
+    seed = draw_seed(dropout, tiles.device)
+    return sentence_attention(operands, seed, tiles, *owners, *offsets, longest, causal, dropout, scale)

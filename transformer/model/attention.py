@@ -208,7 +208,7 @@ def _attend_packed_kernel(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor
         assert look.dropout == 0.0
         return _attend_varlen(q, k, v, queries, keys, look)
     if queries.kernel is AttentionKernel.sentences:
-        return _attend_sentences(q, k, v, queries, keys, look)
+        return attend_sentences([q, k, v], look)
 
     key_ranges = queries.ranges_in(keys)
     query_ranges = keys.ranges_in(queries)
@@ -249,16 +249,18 @@ def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packe
     return torch.where(real_queries, out, zero)
 
 
-def _attend_sentences(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, look: Look) -> Tensor:
-    """All packed sentences by the kernel that takes them whole."""
+def attend_sentences(operands: list[Tensor], look: Look) -> Tensor:
+    """All packed sentences by the kernel that takes them whole: q, k and v, some perhaps in one tensor, as there."""
+    queries = look.queries
+    keys = look.keys
+    assert isinstance(queries, Packed)
+    assert isinstance(keys, Packed)
     assert queries.tiles is not None
     assert keys.tiles is not None
     tiles = queries.tiles.own if queries is keys else queries.tiles.cross
     assert tiles is not None
     return sentence_attention(
-        q,
-        k,
-        v,
+        operands,
         tiles=tiles,
         owners=(queries.tiles.owner, keys.tiles.owner),
         offsets=(queries.offsets, keys.offsets),
@@ -357,6 +359,7 @@ class KeyValues:
 
     keys: Tensor
     values: Tensor
+    joined: Tensor | None = None  # (M, 2, H, d_k): both, side by side; or (N, 3, H, d_k), behind the queries
 
 
 @dataclass(frozen=True)
@@ -451,6 +454,22 @@ class MultiHeadAttention(nn.Module):
         values = self._heads(self.W_v(context))  # (..., H, d_v)
         return KeyValues(keys, values)
 
+    def joined(self, context: Tensor, *, layout: Layout, with_queries: bool) -> KeyValues:
+        """The same in one product, and that of the queries, if they are of `context`, too.
+
+        For that the matrices are put side by side each time: they stay parameters of their own. It pays where the
+        kernel that attends writes the gradients side by side, too; elsewhere nothing is joined.
+        """
+        if not layout.is_fused or self.W_k.weight.shape != self.W_v.weight.shape:
+            return self.keys_values(context)
+
+        projections = [self.W_q, self.W_k, self.W_v] if with_queries else [self.W_k, self.W_v]
+        weight = torch.cat([projection.weight for projection in projections])  # (3 H d_k, D)
+        bias = None if self.W_k.bias is None else torch.cat([projection.bias for projection in projections])
+        joined = F.linear(context, weight, bias).view(len(context), len(projections), self.n_heads, -1)
+        keys, values = joined[:, -2:].unbind(1)
+        return KeyValues(keys, values, joined)
+
     def project(self, x: Tensor) -> tuple[Tensor, KeyValues]:
         """Queries, keys and values of `x` `(..., D)` itself, as a step of a search needs them."""
         if self.W_qkv is None:
@@ -465,11 +484,22 @@ class MultiHeadAttention(nn.Module):
 
         `queries` is the layout of `x`, `keys` that of `kv`.
         """
-        return self.read(self._heads(self.W_q(x)), kv, queries=queries, keys=keys, causal=causal)
+        if kv.joined is None:
+            return self.read(self._heads(self.W_q(x)), kv, queries=queries, keys=keys, causal=causal)
+
+        has_queries = kv.joined.shape[1] == 3
+        operands = [kv.joined] if has_queries else [self._heads(self.W_q(x)), kv.joined]
+        heads = attend_sentences(operands, self._look(queries, keys, causal=causal))  # (N, H, d_v)
+        return self.W_o(heads.flatten(-2))
 
     def read(self, q: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout | Mask, causal: bool) -> Tensor:
         """As `forward`, with queries `(..., H, d_k)` that were projected before."""
-        look = Look(
+        heads = attend(q, kv.keys, kv.values, self._look(queries, keys, causal=causal))  # (..., H, d_v)
+        return self.W_o(heads.flatten(-2))  # (..., D)
+
+    def _look(self, queries: Layout, keys: Layout | Mask, *, causal: bool) -> Look:
+        """How this module looks at keys."""
+        return Look(
             queries=queries,
             keys=keys,
             causal=causal,
@@ -477,8 +507,6 @@ class MultiHeadAttention(nn.Module):
             score_vector=self.score_vector,
             dropout=self.dropout if self.training else 0.0,
         )
-        heads = attend(q, kv.keys, kv.values, look)  # (..., H, d_v)
-        return self.W_o(heads.flatten(-2))  # (..., D)
 
     def weights(self, x: Tensor, kv: KeyValues, *, queries: Padded, keys: Padded, causal: bool) -> Tensor:
         """How much each query from `x` reads of each key: `attention_weights` of this module, `(B, H, T, S)`."""

@@ -150,7 +150,8 @@ class EncoderLayer(nn.Module):
         """`(B, S, D)` -> `(B, S, D)`; every position sees its whole sentence."""
         # Self-attention.
         y = self.self_attention_norm.before(x)
-        y = self.self_attention(y, self.self_attention.keys_values(y), queries=layout, keys=layout, causal=False)
+        kv = self.self_attention.joined(y, layout=layout, with_queries=True)
+        y = self.self_attention(y, kv, queries=layout, keys=layout, causal=False)
         x = self.self_attention_norm(x, y, fused=layout.is_fused)
 
         # Feed-forward.
@@ -209,7 +210,8 @@ class DecoderLayer(nn.Module):
     def _masked_self_attention(self, x: Tensor, layout: Layout) -> Tensor:
         """The first sub-layer, with residual connection and norm, `(B, T, D)` -> `(B, T, D)`."""
         y = self.self_attention_norm.before(x)
-        y = self.self_attention(y, self.self_attention.keys_values(y), queries=layout, keys=layout, causal=True)
+        kv = self.self_attention.joined(y, layout=layout, with_queries=True)
+        y = self.self_attention(y, kv, queries=layout, keys=layout, causal=True)
         return self.self_attention_norm(x, y, fused=layout.is_fused)
 
     def step(

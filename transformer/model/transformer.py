@@ -156,7 +156,8 @@ class Transformer(nn.Module):
         """Decoder inputs `(B, T)` and memory `(B, S, D)` -> hidden states `(B, T, D)`."""
         x = self.target_embedding(target, layout.positions())  # (B, T, D)
         for layer in self._decoder_layers():
-            memory_kv = layer.cross_attention.keys_values(memory)  # not for all layers at once: they would stay
+            # Not for all layers at once: they would stay, and their gradients be put together in a pass of its own.
+            memory_kv = layer.cross_attention.joined(memory, layout=memory_layout, with_queries=False)
             x = layer(x, layout, memory_kv=memory_kv, memory_layout=memory_layout)
 
         return self.decoder_norm(x)

@@ -127,6 +127,11 @@ def test_sentence_attention_reads_queries_keys_and_values_as_they_lie(sentences:
     assert sentences["strided"]
 
 
+def test_sentence_attention_takes_operands_side_by_side(sentences: dict[str, Any]) -> None:
+    """To the last bit, where tiles suffice and where they do not."""
+    assert sentences["joined"] == [True, True]
+
+
 def test_sentence_attention_leaks_nothing_from_empty_slots(sentences: dict[str, Any]) -> None:
     """With small tiles, with large ones, and with sentences that fit none."""
     assert sentences["empty"] == [True, True, True]
@@ -166,12 +171,16 @@ def test_add_norm_is_the_plain_form(norm: dict[str, Any], case: str, most: float
     assert max(norm[case]) <= most
 
 
-@pytest.mark.parametrize("place", ["post", "pre"])
-def test_objective_with_fused_kernels_is_the_plain_one(place: str) -> None:
-    """Loss and the gradient of every parameter, where sentences need tiles of both sizes; no norm is left out."""
-    errors = interpreted("model")[place]
-    assert len(errors) == {"post": 32, "pre": 36}[place]
-    assert max(errors) < 1e-12
+@pytest.fixture(scope="module")
+def model() -> dict[str, Any]:
+    return interpreted("model")
+
+
+@pytest.mark.parametrize(("variant", "parameters"), [("post", 31), ("pre", 35), ("biases", 44), ("two widths", 31)])
+def test_objective_with_fused_kernels_is_the_plain_one(model: dict[str, Any], variant: str, parameters: int) -> None:
+    """Loss and the gradient of every parameter, where sentences need tiles of both sizes."""
+    assert len(model[variant]) == 1 + parameters
+    assert max(model[variant]) < 1e-12
 
 
 # ---- the loss -------------------------------------------------------------------------------------------------------

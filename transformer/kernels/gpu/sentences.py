@@ -192,6 +192,9 @@ def _backward_kernel(
     k_head,
     v_stride,
     v_head,
+    d_q_stride,
+    d_k_stride,
+    d_v_stride,
     SCALE: tl.constexpr,
     CAUSAL: tl.constexpr,
     DROPPED: tl.constexpr,
@@ -238,15 +241,15 @@ def _backward_kernel(
             d_weights = tl.where(is_kept, d_weights * (65536 / (65536 - DROPPED)), 0.0)
         gradient = tl.dot(tl.trans(kept_weights.to(upstream.dtype)), upstream, input_precision="ieee", out_dtype=WIDE)
         gradient = gradient * (65536 / (65536 - DROPPED))
-        _store_rows(d_v + head * W, key_rows, has_key, heads * W, gradient, W, W_PADDED)
+        _store_rows(d_v + head * W, key_rows, has_key, d_v_stride, gradient, W, W_PADDED)
 
         # Through the softmax.
         delta = tl.sum(weights * d_weights, 1)
         d_scores = (weights * (d_weights - delta[:, None])).to(queries.dtype)
         gradient = tl.dot(d_scores, keys, input_precision="ieee", out_dtype=WIDE) * SCALE
-        _store_rows(d_q + head * K, query_rows, has_query, heads * K, gradient, K, K_PADDED)
+        _store_rows(d_q + head * K, query_rows, has_query, d_q_stride, gradient, K, K_PADDED)
         gradient = tl.dot(tl.trans(d_scores), queries, input_precision="ieee", out_dtype=WIDE) * SCALE
-        _store_rows(d_k + head * K, key_rows, has_key, heads * K, gradient, K, K_PADDED)
+        _store_rows(d_k + head * K, key_rows, has_key, d_k_stride, gradient, K, K_PADDED)
 
 
 # ---- as operators of torch, which compilers take as they are --------------------------------------------------------
@@ -254,9 +257,7 @@ def _backward_kernel(
 
 @torch.library.custom_op("transformer::sentence_attention", mutates_args=())
 def sentence_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    operands: list[Tensor],
     seed: Tensor,
     tiles: Tensor,
     query_owner: Tensor,
@@ -270,17 +271,22 @@ def sentence_attention(
 ) -> Tensor:
     """The output `(N, H, W)`, contiguous.
 
-    q `(N, H, K)`, k `(M, H, K)` and v `(M, H, W)` may have any strides but for adjacent widths. `seed` is `(1,)` int64;
-    all else that says what is seen is of the two sides' layouts, `layout.Packed` and its `Tiles`.
+    The operands are q `(N, H, K)`, k `(M, H, K)` and v `(M, H, W)`; or q and both others, `(M, 2, H, K)`; or all three,
+    `(N, 3, H, K)`: their gradients then lie side by side, too, for the product that made them. They may have any
+    strides but for adjacent widths. `seed` is `(1,)` int64; all else that says what is seen is of the two sides'
+    layouts, `layout.Packed` and its `Tiles`.
     """
-    out = _empty(q.shape[0], q.shape[1], v.shape[2], like=q, longest=longest)
-    operands = (q, k, v, seed)
-    owners = (query_owner, key_owner)
+    q, k, v = _three(operands)
+    out = _empty((len(q), q.shape[1], v.shape[2]), like=q, longest=longest)
     for part, tile in _launches(tiles, longest):
         _forward_kernel[q.shape[1], len(part)](
-            *operands,
+            q,
+            k,
+            v,
+            seed,
             part,
-            *owners,
+            query_owner,
+            key_owner,
             out,
             *general._strides(q, k, v),
             *constants(q, v, causal=causal, dropout=dropout, scale=scale, tile=tile),
@@ -290,16 +296,14 @@ def sentence_attention(
 
     if longest > LARGE:
         ranges = _ranges_of_the_long(query_offsets, key_offsets, len(q), len(k), causal=causal)
-        rest, _ = general.packed_attention(*operands, *ranges, dropout, scale)
+        rest, _ = general.packed_attention(q, k, v, seed, *ranges, dropout, scale)
         out += rest
     return out
 
 
 @sentence_attention.register_fake
 def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    operands: list[Tensor],
     seed: Tensor,
     tiles: Tensor,
     query_owner: Tensor,
@@ -311,15 +315,14 @@ def _(
     dropout: float,
     scale: float,
 ) -> Tensor:
+    q, _, v = _three(operands)
     return q.new_empty(q.shape[0], q.shape[1], v.shape[2])
 
 
 @torch.library.custom_op("transformer::sentence_attention_backward", mutates_args=())
 def sentence_attention_backward(
     d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    operands: list[Tensor],
     seed: Tensor,
     tiles: Tensor,
     query_owner: Tensor,
@@ -330,14 +333,18 @@ def sentence_attention_backward(
     causal: bool,
     dropout: float,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, each contiguous, zero in empty slots."""
+) -> list[Tensor]:
+    """The gradients of the operands, each contiguous, zero in empty slots."""
+    q, k, v = _three(operands)
     d_out = d_out.contiguous()
-    d_q, d_k, d_v = (_empty(*x.shape, like=x, longest=longest) for x in (q, k, v))
-    operands = (q, k, v, seed)
+    gradients = [_empty(operand.shape, like=operand, longest=longest) for operand in operands]
+    d_q, d_k, d_v = _three(gradients)
     for part, tile in _launches(tiles, longest):
         _backward_kernel[q.shape[1], len(part)](
-            *operands,
+            q,
+            k,
+            v,
+            seed,
             part,
             query_owner,
             key_owner,
@@ -346,6 +353,7 @@ def sentence_attention_backward(
             d_k,
             d_v,
             *general._strides(q, k, v),
+            *(gradient.stride(0) for gradient in (d_q, d_k, d_v)),
             *constants(q, v, causal=causal, dropout=dropout, scale=scale, tile=tile),
             num_warps=warps(tile),
             num_stages=STAGES,
@@ -353,19 +361,17 @@ def sentence_attention_backward(
 
     if longest > LARGE:  # rare, so that nothing is kept for it on the way there
         ranges = _ranges_of_the_long(query_offsets, key_offsets, len(q), len(k), causal=causal)
-        out, lse = general.packed_attention(*operands, *ranges, dropout, scale)
+        out, lse = general.packed_attention(q, k, v, seed, *ranges, dropout, scale)
         rest = general.packed_attention_backward(d_out, q, k, v, out, lse, seed, *ranges, dropout, scale)
         for gradient, of_rest in zip((d_q, d_k, d_v), rest, strict=True):
             gradient += of_rest
-    return d_q, d_k, d_v
+    return gradients
 
 
 @sentence_attention_backward.register_fake
 def _(
     d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    operands: list[Tensor],
     seed: Tensor,
     tiles: Tensor,
     query_owner: Tensor,
@@ -376,26 +382,35 @@ def _(
     causal: bool,
     dropout: float,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+) -> list[Tensor]:
+    return [operand.new_empty(operand.shape) for operand in operands]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:9])
-    ctx.rest = inputs[9:]
+    operands, *tensors = inputs[:7]
+    ctx.save_for_backward(*operands, *tensors)
+    ctx.count = len(operands)
+    ctx.rest = inputs[7:]
 
 
-def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = sentence_attention_backward(d_out, *ctx.saved_tensors, *ctx.rest)
-    return *gradients, *(None,) * 10  # nothing for the seed, what says who sees whom, and the numbers
+def _differentiate(ctx: Any, d_out: Tensor) -> tuple[list[Tensor] | None, ...]:
+    operands = list(ctx.saved_tensors[: ctx.count])
+    gradients = sentence_attention_backward(d_out, operands, *ctx.saved_tensors[ctx.count :], *ctx.rest)
+    return gradients, *(None,) * 10  # nothing for the seed, what says who sees whom, and the numbers
 
 
 sentence_attention.register_autograd(_differentiate, setup_context=_save)
 
 
-def _empty(*shape: int, like: Tensor, longest: int) -> Tensor:
+def _three(operands: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, or their gradients, of one, two or three tensors."""
+    q, k, v = [part for x in operands for part in (x.unbind(1) if x.dim() == 4 else [x])]
+    return q, k, v
+
+
+def _empty(shape: tuple[int, ...], *, like: Tensor, longest: int) -> Tensor:
     """What the tiles fill: in whole, unless there are sentences that fit none."""
-    return like.new_zeros(*shape) if longest > LARGE else like.new_empty(*shape)
+    return like.new_zeros(shape) if longest > LARGE else like.new_empty(shape)
 
 
 def _launches(tiles: Tensor, longest: int) -> list[tuple[Tensor, int]]:
