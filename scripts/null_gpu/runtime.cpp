@@ -110,8 +110,10 @@ extern "C" {
 // ---- counts ---------------------------------------------------------------------------------------------------------
 
 void null_gpu_count(const char* kind, const char* name) {
+  static const std::string launched = "kernel product triton copy memset collective";
   std::lock_guard<std::mutex> held(lock);
   counts[kind][name]++;
+  if (captured && launched.find(kind) != std::string::npos) counts["node"][kind]++;
 }
 
 // All counts since the process began, a line "kind\tname\tcount" each. The text is good until the next call.

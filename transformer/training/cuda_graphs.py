@@ -1,13 +1,16 @@
-"""A step that a GPU has recorded and replays, as CUDA graphs: the host launches two, and not 400 to 2,000 kernels.
+"""A step that a GPU has recorded and replays, as CUDA graphs: the host launches one, and not 400 to 2,000 kernels.
 
-Packed batches have one shape, but for the length of their offsets, of which there are few. So the gradient of a
-micro-batch is recorded for each of these, and the update once. What differs from step to step is copied to where the
-graphs read it: the batch, the reciprocal of the step's tokens, the learning rate. Dropout draws other masks at every
-replay, those that it would draw without a graph: torch hands the seed and its own counter over each time.
+    GraphedComputation   what is recorded of a step: all of it, or the gradient of a micro-batch, and the update
+    Recorder             records what has been computed once in a shape, and replays it
+
+Packed batches have one shape, but for the length of their offsets, of which there are few. So there is a graph for each
+of these. What differs from step to step is copied to where the graphs read it: the batch, the reciprocal of the step's
+tokens, the learning rate. Dropout draws other masks at every replay, those that it would draw without a graph: torch
+hands the seed and its own counter over each time.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +18,136 @@ import torch
 from torch import Tensor
 
 from transformer.data.batch import Batch
-from transformer.layout import Layout, Packed
+from transformer.layout import Packed
 from transformer.training.step import Computation
 
 Tensors = tuple[Tensor, ...]
 log = logging.getLogger(__name__)
+
+
+class GraphedComputation(Computation):
+    """The same numbers as `Computation`, by graphs that are recorded when they are first needed.
+
+    A step of one micro-batch is one graph. It begins without a gradient, so that none is set to zero or added to. Of
+    several micro-batches, each replays a graph that adds its gradient to what lies there, and another graph makes the
+    update.
+
+    There is one rank, batches are packed for a kernel that attends to them as they lie, and nothing scales the loss.
+    Without a GPU the same is computed, and nothing recorded.
+    """
+
+    def __init__(self, computation: Computation) -> None:
+        super().__init__(**vars(computation))
+        self._parameters = list(self.objective.parameters())
+        self._gradients: list[Tensor] = []  # of steps of several micro-batches: made where there is one
+        self._share = torch.zeros((), device=self.device)
+        self._rate = torch.zeros((), device=self.device)
+        self._recorder = Recorder(self.device) if self.device.type == "cuda" else None
+        if self._recorder is not None:
+            for group in self.optimizer.param_groups:
+                group["capturable"] = True  # torch's AdamW asks for it
+
+    def take(
+        self, batches: Sequence[tuple[int, Batch]], *, share: float | Tensor, rate: float | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As of `Computation`."""
+        if self.is_recording:  # where graphs read them
+            share = self._share.fill_(share)
+            rate = self._rate.fill_(rate)
+
+        if len(batches) == 1:
+            [(seed, batch)] = batches
+            torch.manual_seed(seed)
+            losses, norm, is_applied = self._run("step", batch, lambda own: self._take_one(own, share, rate))
+            return losses.double(), norm, is_applied
+
+        self._put_gradients_in_place()
+        torch._foreach_zero_(self._gradients)
+        sums = torch.zeros(2, device=self.device, dtype=torch.float64)
+        for seed, batch in batches:
+            torch.manual_seed(seed)
+            [losses] = self._run("gradient", batch, lambda own: (self.add_gradient(own, share),))
+            sums += losses
+        norm, is_applied = self._run("update", None, lambda _: self.update(rate))
+        return sums, norm, is_applied
+
+    def try_gradient(
+        self, batch: Batch, *, seed: int, share: float | Tensor, in_place: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The two losses of a batch, and its gradient by name, as a step computes them, but for an update of nothing.
+
+        `in_place`: as in a step of several micro-batches. The first call is launched, the second one is recorded, and
+        it and the later ones are replayed, until `forget`.
+        """
+        if self.is_recording:
+            share = self._share.fill_(share)
+        torch.manual_seed(seed)
+        losses, *gradients = self._run("trial", batch, lambda own: self._try_one(own, share, in_place=in_place))
+        names = [name for name, _ in self.objective.named_parameters()]
+        return losses, dict(zip(names, gradients, strict=True))
+
+    def forget(self) -> None:
+        """Free what is recorded: it is recorded again where it is needed."""
+        if self._recorder is not None:
+            self._recorder.clear()
+
+    def make_room(self) -> None:
+        """Free what is recorded, where a GPU has little memory: others need some."""
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            if free < total / 3:
+                self.forget()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether steps are recorded: on a GPU, unless that has failed, or memory has run out."""
+        return self._recorder is not None and self._recorder.is_recording
+
+    @property
+    def failure(self) -> str | None:
+        """As of `Computation`: why a step could not be recorded."""
+        return None if self._recorder is None else self._recorder.failure
+
+    # ---- what is recorded
+
+    def _run(self, name: str, batch: Batch | None, compute: Callable[[Any], Tensors]) -> Tensors:
+        """What `compute` returns for the batch: recorded under this name, if it is recorded."""
+        return compute(batch) if self._recorder is None else self._recorder.run(name, batch, compute)
+
+    def _take_one(self, batch: Batch, share: float | Tensor, rate: float | Tensor) -> Tensors:
+        """A step of this batch alone."""
+        self._forget_gradients()
+        losses = self.add_gradient(batch, share)
+        norm, is_applied = self.update(rate)
+        self._forget_gradients()
+        return losses, norm, is_applied
+
+    def _try_one(self, batch: Batch, share: float | Tensor, *, in_place: bool) -> Tensors:
+        """The losses of a batch, and the gradient of each parameter. The update changes nothing."""
+        if in_place:
+            self._put_gradients_in_place()
+            torch._foreach_zero_(self._gradients)
+        else:
+            self._forget_gradients()
+        losses = self.add_gradient(batch, share)
+        gradients = [parameter.grad.clone() for parameter in self._parameters if parameter.grad is not None]
+        self.update(self._rate, is_wanted=torch.zeros((), dtype=torch.bool, device=self.device))
+        self._forget_gradients()
+        return losses, *gradients
+
+    def _put_gradients_in_place(self) -> None:
+        """Give each parameter the gradient that graphs add to."""
+        if not self._gradients:
+            self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+
+    def _forget_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+# ---- to record, and to replay ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -31,81 +159,30 @@ class _Recording:
     results: Tensors
 
 
-class GraphedComputation(Computation):
-    """The same numbers as `Computation`, by graphs that are recorded when they are first needed.
+class Recorder:
+    """Replays on a GPU what it has recorded, under a name, for each shape of a batch.
 
-    The first gradient of each shape and the first update are computed without one: kernels are compiled, and moments
-    made. Gradients stay where they are from step to step. There is one rank, batches are packed for a kernel that
-    attends to them as they lie, and nothing scales the loss.
+    What comes for the first time is computed without a graph: kernels are compiled, and moments made.
 
-    What is recorded keeps the memory that it computes in. Where that runs out, steps are launched from then on. They
-    are where a recording fails, too; but torch's allocator then never gets its memory back, nor that of batches which
+    What is recorded keeps the memory that it computes in. Where that runs out, everything is launched from then on. It
+    is where a recording fails, too; but torch's allocator then never gets its memory back, nor that of batches which
     another stream has copied. So there is a `failure`, and the process should end soon.
     """
 
-    is_recording = True
-    _failure: str | None = None
-
-    def __init__(self, computation: Computation) -> None:
-        super().__init__(**vars(computation))
-        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # what is recorded needs its own
+    def __init__(self, device: torch.device) -> None:
+        self.is_recording = True
+        self.failure: str | None = None
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # what is recorded needs its own
         self._pool = torch.cuda.graph_pool_handle()  # no two graphs run at once: they share their memory
         self._recordings: dict[Any, _Recording] = {}
         self._has_run: set[Any] = set()
-        self._share = torch.zeros((), device=self.device)
-        self._rate = torch.zeros((), device=self.device)
 
-        for group in self.optimizer.param_groups:
-            group["capturable"] = True  # torch's AdamW asks for it
-        self._gradients = []
-        for parameter in self.objective.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-            self._gradients.append(parameter.grad)
-
-    def begin(self) -> None:
-        """The last update has forgotten its gradient already."""
-
-    def add_gradient(self, batch: Batch, share: float | Tensor) -> Tensor:
-        """As of `Computation`."""
-        self._share.fill_(share)
-        key = ("gradient", *_shape(batch.source_layout), *_shape(batch.target_layout))
-        (losses,) = self._run(key, lambda own: (Computation.add_gradient(self, own, self._share),), batch)
-        return losses
-
-    def update(self, rate: float | Tensor) -> tuple[Tensor, Tensor]:
-        """As of `Computation`."""
-        self._rate.fill_(rate)
-        norm, is_finite = self._run(("update",), lambda _: self._update_and_forget(), None)
-        return norm, is_finite
-
-    def forget(self) -> None:
-        """Set the gradients to zero, where they are."""
-        torch._foreach_zero_(self._gradients)
-
-    def _update_and_forget(self) -> Tensors:
-        found = Computation.update(self, self._rate)
-        self.forget()
-        return found
-
-    def make_room(self) -> None:
-        """Forget what is recorded, where a GPU has little memory: others need some, and it is soon recorded again."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        if free < total / 3:
-            self._recordings.clear()
-            torch.cuda.empty_cache()
-            self._pool = torch.cuda.graph_pool_handle()  # whatever still lives of the old one keeps it from being used
-
-    @property
-    def failure(self) -> str | None:
-        """As of `Computation`: why a step could not be recorded."""
-        return self._failure
-
-    # ---- to record, and to replay
-
-    def _run(self, key: tuple[Any, ...], compute: Callable[[Any], Tensors], batch: Batch | None) -> Tensors:
+    def run(self, name: str, batch: Batch | None, compute: Callable[[Any], Tensors]) -> Tensors:
         """What `compute` returns for this batch: replayed if there is a recording, else recorded first."""
         if not self.is_recording:
             return compute(batch)
+        key = (name, *([] if batch is None else _shapes(batch)))
         recording = self._recordings.get(key)
         if recording is None:
             own = None if batch is None else batch.map(torch.clone)
@@ -117,14 +194,20 @@ class GraphedComputation(Computation):
                 return compute(batch)
             self._recordings[key] = recording
         elif batch is not None and recording.batch is not None:
-            torch._foreach_copy_(_tensors(recording.batch), _tensors(batch))
+            _copy(batch, into=recording.batch)
 
         recording.graph.replay()
         return tuple(result.clone() for result in recording.results)
 
+    def clear(self) -> None:
+        """Free everything that is recorded."""
+        self._recordings.clear()
+        torch.cuda.empty_cache()
+        self._pool = torch.cuda.graph_pool_handle()  # whatever still lives of the old one keeps it from being used
+
     def _beside(self, compute: Callable[[], Tensors]) -> Tensors:
         """Compute on the stream that records, as what autograd prepares belongs to a stream."""
-        here = torch.cuda.current_stream(self.device)
+        here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
             results = compute()
@@ -136,7 +219,7 @@ class GraphedComputation(Computation):
         graph = torch.cuda.CUDAGraph()
 
         # To come back to from an error: the stream, and random numbers that are not recorded.
-        here = torch.cuda.stream(torch.cuda.current_stream(self.device))
+        here = torch.cuda.stream(torch.cuda.current_stream(self._device))
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         drawn = generator.clone_state()
         try:
@@ -148,7 +231,7 @@ class GraphedComputation(Computation):
             log.warning("a GPU this full keeps no recorded step: its host launches every kernel")
         except RuntimeError as error:
             generator.graphsafe_set_state(drawn)
-            self._failure = str(error).partition("\n")[0]
+            self.failure = str(error).partition("\n")[0]
 
         # The error is gone, and with it what had been computed.
         self.is_recording = False
@@ -159,10 +242,19 @@ class GraphedComputation(Computation):
         return None
 
 
-def _shape(layout: Layout) -> tuple[int, int]:
-    """All in which one packed layout may differ from another of the same run."""
-    assert isinstance(layout, Packed)
-    return len(layout.offsets), layout.longest
+def _shapes(batch: Batch) -> list[Any]:
+    """All in which what is launched for one packed batch may differ from what is for another."""
+    assert isinstance(batch.source_layout, Packed)
+    assert isinstance(batch.target_layout, Packed)
+    return [batch.source_layout.longest, batch.target_layout.longest, *(tensor.shape for tensor in _tensors(batch))]
+
+
+def _copy(batch: Batch, *, into: Batch) -> None:
+    """Copy all tensors of a batch, by one kernel for each type of numbers."""
+    pairs = list(zip(_tensors(into), _tensors(batch), strict=True))
+    for dtype in dict.fromkeys(to.dtype for to, _ in pairs):
+        of_type = [pair for pair in pairs if pair[0].dtype is dtype]
+        torch._foreach_copy_([to for to, _ in of_type], [tensor for _, tensor in of_type])
 
 
 def _tensors(batch: Batch) -> list[Tensor]:

@@ -41,6 +41,7 @@ from transformer.training.deviation import (
     TOLERANCES,
     DeviatesError,
     Gradient,
+    Tolerance,
     UnrecordedError,
     compare,
     compare_kernel,
@@ -344,32 +345,32 @@ def replayed_deviation(
         collate(store, some, batching.capacities, kernel=batching.kernel).to(device) for some in (ids, ids[::-1])
     )
     share = 1.0 / int((batch.target_out != PAD).sum())
+    in_place = batching.micro_batch_multiple > 1 or batching.tokens_per_step > batching.max_tokens
 
     def gradient(batch: Batch, seed: int) -> Gradient:
-        torch.manual_seed(seed)
-        loss, _ = graphed.add_gradient(batch, share).tolist()
-        found = {
-            name: parameter.grad.clone()
-            for name, parameter in graphed.objective.named_parameters()
-            if parameter.grad is not None
-        }
-        graphed.forget()
-        return Gradient(loss * share, found)
+        losses, by_name = graphed.try_gradient(batch, seed=seed, share=share, in_place=in_place)
+        return Gradient(losses.tolist()[0] * share, by_name)
 
-    with suppress(torch.OutOfMemoryError):
-        wanted = gradient(batch, 1)  # the first one is computed without a graph
-        gradient(reversed_batch, 2)  # recorded
-        if graphed.failure is not None:
-            raise UnrecordedError(graphed.failure)
-        found = gradient(batch, 1)
-        if graphed.is_recording:
-            tolerance = TOLERANCES[way.precision in HALF]
-            compare_losses(found, wanted, tolerance.loss)
-            distance = found.distance(wanted)
-            if not distance <= tolerance.gradient:
-                raise DeviatesError(f"its gradient differs by {distance:.2g} from the one without a graph")
-            return distance
+    try:
+        with suppress(torch.OutOfMemoryError):
+            wanted = gradient(batch, 1)  # the first one is computed without a graph
+            gradient(reversed_batch, 2)  # recorded
+            found = gradient(batch, 1)
+            if graphed.is_recording:
+                return _replayed_distance(found, wanted, TOLERANCES[way.precision in HALF])
+    finally:
+        graphed.forget()
+    if graphed.failure is not None:
+        raise UnrecordedError(graphed.failure)
     raise DeviatesError("its memory does not hold what is recorded")
+
+
+def _replayed_distance(found: Gradient, wanted: Gradient, tolerance: Tolerance) -> float:
+    compare_losses(found, wanted, tolerance.loss)
+    distance = found.distance(wanted)
+    if not distance <= tolerance.gradient:
+        raise DeviatesError(f"its gradient differs by {distance:.2g} from the one without a graph")
+    return distance
 
 
 # ---- what is compared -----------------------------------------------------------------------------------------------

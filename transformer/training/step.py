@@ -6,7 +6,7 @@ applies them; `Computation` has both halves. The loop calls it; the learning rat
 `N` rows, the target positions of a batch for which there is a loss; `D` d_model, `V` vocabulary.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -125,9 +125,24 @@ class Computation:
     device: torch.device
     precision: Precision
 
-    def begin(self) -> None:
-        """Forget the gradient of the step before."""
+    def take(
+        self, batches: Sequence[tuple[int, Batch]], *, share: float | Tensor, rate: float | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One update, by the gradient of all batches: each comes with the seed of its dropout.
+
+        Returns the sums of their smoothed and plain losses, `(2,)` in float64, and what `update` does. Where there are
+        several ranks, they share the gradient once, in the backward pass of the last batch.
+        """
         self.optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(2, device=self.device, dtype=torch.float64)
+        for number, (seed, batch) in enumerate(batches, 1):
+            torch.manual_seed(seed)
+            is_last = number == len(batches)
+            with nullcontext() if is_last else unsynchronised(self.objective):
+                sums += self.add_gradient(batch, share)
+
+        norm, is_applied = self.update(rate)
+        return sums, norm, is_applied
 
     def make_room(self) -> None:
         """Free what memory is held between steps, where others need some."""
@@ -145,19 +160,24 @@ class Computation:
         self.scaler.scale(loss_sum * factor).backward()
         return torch.stack((loss_sum.detach(), nll_sum))
 
-    def update(self, rate: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the gradient, if it is finite. Returns its norm, before it is clipped, and whether it is finite."""
+    def update(self, rate: float | Tensor, *, is_wanted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Apply the gradient, if it is finite. Returns its norm, before it is clipped, and whether it was applied.
+
+        `is_wanted`: a flag on the device; nothing is applied where it is False.
+        """
         # Its norm, without the scale of the loss.
         self.scaler.unscale_(self.optimizer)
         norm = _clip(self.objective.parameters(), self.clip_norm).double()
-        is_finite = torch.isfinite(norm)
+        is_applied = torch.isfinite(norm)
+        if is_wanted is not None:
+            is_applied &= is_wanted
 
         # The update, or none.
         set_rate(self.optimizer, rate)
         with autocast(self.device, self.precision):  # Muon multiplies matrices
-            _apply(self.optimizer, is_finite)
+            _apply(self.optimizer, is_applied)
         self.scaler.update()
-        return norm, is_finite
+        return norm, is_applied
 
 
 def train_step(computation: Computation, step: Step, *, world_size: int, rate: float, seed: int) -> StepResult:
@@ -171,23 +191,14 @@ def train_step(computation: Computation, step: Step, *, world_size: int, rate: f
     gradient NaN, which the ranks share, and so they agree. Nothing here waits for the device.
     """
     step.await_copy()
-    computation.begin()
-
-    # The gradient: the ranks share it once, in the backward pass of the last micro-batch.
-    sums = torch.zeros(2, device=computation.device, dtype=torch.float64)  # smoothed loss, plain loss
-    last, _ = step.micro_batches[-1]
-    for m, batch in step.micro_batches:
-        torch.manual_seed(seed_for(seed, *step.seeds, m))
-        with nullcontext() if m == last else unsynchronised(computation.objective):
-            sums += computation.add_gradient(batch.to(computation.device), world_size / step.target_tokens)
-
-    norm, is_applied = computation.update(rate)
+    batches = [(seed_for(seed, *step.seeds, m), batch.to(computation.device)) for m, batch in step.micro_batches]
+    sums, norm, is_applied = computation.take(batches, share=world_size / step.target_tokens, rate=rate)
     return StepResult(loss_sum=sums[0], nll_sum=sums[1], grad_norm=norm, applied=is_applied)
 
 
-def _apply(optimizer: Optimizer, is_finite: Tensor) -> None:
+def _apply(optimizer: Optimizer, is_applied: Tensor) -> None:
     """One update, or none where the flag on the device is False: the optimizer then leaves everything as it was."""
-    optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
+    optimizer.found_inf = (~is_applied).float()  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:

@@ -502,9 +502,10 @@ def test_train_step_never_waits_for_the_device(graphs: bool, kind: OptimizerKind
 @needs_graphs
 @pytest.mark.parametrize("kind", OptimizerKind)
 def test_train_step_replayed_computes_what_it_does_launched(kind: OptimizerKind) -> None:
-    """Batches of two shapes, one or two of them in a step, dropout, and a gradient that is not finite in one step.
+    """Batches of two shapes, one or two of them in a step, dropout, and a gradient that is not finite in two steps.
 
-    Their masks are the same, or losses would differ by a few per mille.
+    Steps of one are one graph, and those of two a graph for each, and one for the update. Their masks are the same, or
+    losses would differ by a few per mille.
     """
     short = Store.from_pieces(*([[5 + n % 400] for n in range(400)] for _ in range(2)))
     kernel = packed_kernel(torch.bfloat16)
@@ -516,8 +517,8 @@ def test_train_step_replayed_computes_what_it_does_launched(kind: OptimizerKind)
     assert len(layouts[0].offsets) > len(layouts[1].offsets)
 
     def step_of(index: int) -> Step:
-        batches = [[few[index]], [few[index], many], [many]][index % 3]
-        tokens = math.nan if index == 5 else sum(int((batch.target_out != 0).sum()) for batch in batches)
+        batches = [[few[index % 8]], [few[index % 8], many], [many]][index % 3]
+        tokens = math.nan if index in (5, 10) else sum(int((batch.target_out != 0).sum()) for batch in batches)
         here = [(m, batch.to(DEVICE)) for m, batch in enumerate(batches)]
         return Step(0, 0, index, here, tokens, source_tokens=1, sentences=1, slots=2_048)  # type: ignore[arg-type]
 
@@ -529,7 +530,7 @@ def test_train_step_replayed_computes_what_it_does_launched(kind: OptimizerKind)
         if graphs:
             computation = GraphedComputation(computation)
         found = []
-        for index in range(8):
+        for index in range(12):
             rate = 1e-3 * (1 + index % 2)
             result = train_step(computation, step_of(index), world_size=1, rate=rate, seed=1)
             found.append([float(value) for value in vars(result).values()])
@@ -538,7 +539,7 @@ def test_train_step_replayed_computes_what_it_does_launched(kind: OptimizerKind)
     began = dict(build(SMALL).named_parameters())
     launched, weights = trained(graphs=False)
     replayed, again = trained(graphs=True)
-    assert [values[-1] for values in replayed] == [1.0] * 5 + [0.0] + [1.0] * 2  # applied
+    assert [values[-1] for values in replayed] == [1.0] * 5 + [0.0] + [1.0] * 4 + [0.0, 1.0]  # applied
     for ours, theirs in zip(replayed, launched, strict=True):
         assert ours[:2] == pytest.approx(theirs[:2], rel=3e-4)  # losses
         assert ours[2] == pytest.approx(theirs[2], rel=0.02, nan_ok=True)  # the norm of the gradient
