@@ -5,16 +5,18 @@
 A variant is a change of the settings, or of what torch is told around each step. In every round each of them takes so
 many steps, A B C A B C, so that whatever changes on the machine hits all alike: ratios are formed within a round. The
 peers are the loops of peers.py with padded batches, made before the clock starts: torch.nn.Transformer, compiled with
-dynamic shapes, and Hugging Face's MarianMTModel where it is installed. A variant that fails is left out from then on.
+dynamic shapes, and Hugging Face's MarianMTModel where it is installed. A variant that fails is left out from then on,
+and so is one whose start, compiling above all, would take four fifths of the time that is left.
 """
 
 import argparse
 import importlib.util
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +62,8 @@ def main(arguments: list[str]) -> int:
         for name in names:
             keys = [f"variants/{args.size}/{name}/{number}" for number in range(1, args.rounds + 1)]
             if any(key not in measured for key in keys):
-                warm_up = partial(start, contenders, name, task, range(args.warmup))
+                seconds = max(0.1, 0.8 * measured.seconds_left)
+                warm_up = partial(start, contenders, name, task, range(args.warmup), seconds=seconds)
                 measured.take(f"variants/{args.size}/{name}/start", warm_up, again=True)
             print(f"{name}: started", file=sys.stderr, flush=True)
 
@@ -151,12 +154,29 @@ def make_task(args: argparse.Namespace, steps: int, batches: Path) -> Task:
     return Task(job, store, spec)
 
 
-def start(contenders: dict[str, Contender], name: str, task: Task, indices: range) -> Numbers:
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError when this has taken so long, at the next line of Python."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it took longer than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def start(contenders: dict[str, Contender], name: str, task: Task, indices: range, *, seconds: float) -> Numbers:
     """Build a variant and warm it up: what it compiles, it compiles now."""
     begun = time.monotonic()
-    contender = VARIANTS[name].build(task)
-    built = time.monotonic() - begun
-    found = turn(contender, VARIANTS[name], indices, task=task)
+    with at_most(seconds):
+        contender = VARIANTS[name].build(task)
+        built = time.monotonic() - begun
+        found = turn(contender, VARIANTS[name], indices, task=task)
     contenders[name] = contender
     return found | {"build_seconds": built, "parameters": contender.parameters}
 

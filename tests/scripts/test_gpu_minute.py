@@ -1,6 +1,7 @@
 """`gpu.sh minute`: parts that hang, die or write garbage cost themselves alone, and numbers decide what they should."""
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -13,8 +14,8 @@ from support.scripts import load_script
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, Kernels, LayoutKind, Precision, TrainConfig
 
-gpu, decisions, measured, steps = (
-    load_script(f"benchmark/{name}") for name in ("gpu", "decisions", "measured", "steps")
+gpu, decisions, measured, steps, variants = (
+    load_script(f"benchmark/{name}") for name in ("gpu", "decisions", "measured", "steps", "variants")
 )
 
 RECORD = b'{"name": "speed", "milliseconds": 4.0}\n'
@@ -137,7 +138,7 @@ def test_stages_of_a_minute_fit_their_calls() -> None:
         stage = gpu.STAGES[name]
         assert stage.seconds == whole
         assert sum(one.seconds for one in stage.parts.values()) <= whole
-        assert [one for one in stage.parts.values() if one.most is None or not one.seconds < one.most <= 125] == []
+        assert [one for one in stage.parts.values() if one.most is None or not one.seconds < one.most <= 140] == []
 
 
 @pytest.mark.slow
@@ -235,3 +236,19 @@ def test_profiled_steps_are_timed_ones_evenly_spread() -> None:
     assert [step.index for step in again] == [2, 5, 8, 11]
     for step in again:
         assert (step.sentences, step.target_tokens) == (taken[step.index].sentences, taken[step.index].target_tokens)
+
+
+def test_at_most_ends_what_takes_longer_and_nothing_after_it() -> None:
+    with pytest.raises(TimeoutError, match="it took longer than 0 s"), variants.at_most(0.05):
+        time.sleep(60)
+    with variants.at_most(60.0):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+
+
+def test_start_of_a_variant_that_takes_too_long_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "VARIANTS", {"slow": variants.Variant(lambda task: time.sleep(60))})
+    contenders: dict[str, Any] = {}
+    with pytest.raises(TimeoutError):
+        variants.start(contenders, "slow", None, range(1), seconds=0.05)
+    assert contenders == {}
