@@ -60,6 +60,18 @@ def gpu_obstacle() -> str | None:
     return None
 
 
+NEWEST_TRIED = (2, 14)  # of torch: the tests ran with it
+
+
+def untried_torch(version: str) -> str | None:
+    """One line where this version of torch is newer than any that the package was tried with."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers <= NEWEST_TRIED:
+        return None
+    newest = ".".join(map(str, NEWEST_TRIED))
+    return f"torch {version} is newer than {newest}, the newest that this package was tried with"
+
+
 def _sees_gpu() -> bool:
     """Whether torch finds a GPU. Where the driver is too old it warns, which `gpu_obstacle` says better."""
     with warnings.catch_warnings():

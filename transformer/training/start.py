@@ -19,7 +19,7 @@ import torch
 from transformer import plugins
 from transformer.average import first_of_average, warn_of_early_average
 from transformer.checkpoint import Checkpoint, load_checkpoint, newest
-from transformer.compute import avoid_cudnn_attention, resolve_device
+from transformer.compute import avoid_cudnn_attention, resolve_device, untried_torch
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import TORCH, Device
@@ -275,6 +275,8 @@ def build_run(
     parameters = count_parameters(job.model, prepared.tokenizers.vocab_sizes).total
     settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
     log.info("%s parameters; %s", f"{parameters:,}", settings)
+    if (warning := untried_torch(torch.__version__)) is not None:
+        log.warning(warning)
     if device.type == "cuda":
         log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
 

@@ -19,6 +19,7 @@ from transformer.compute import (
     resolve_device,
     resolve_precision,
     to_autocast_dtype,
+    untried_torch,
     uses_cudnn_attention,
 )
 from transformer.config.settings import Device, Precision, Quantization
@@ -101,6 +102,15 @@ def test_gpu_obstacle_is_another_build_or_another_make(monkeypatch: pytest.Monke
     assert "Apple's GPU" in str(gpu_obstacle())
     monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidia0")
     assert "is built for CPUs" in str(gpu_obstacle())
+
+
+@pytest.mark.parametrize(
+    ("version", "is_tried"),
+    [("2.11.0+cu130", True), ("2.14.1", True), ("2.15.0+cu132", False), ("2.15.0a0+git12", False), ("3.0.0", False)],
+)
+def test_untried_torch_is_one_that_is_newer(version: str, is_tried: bool) -> None:
+    said = f"torch {version} is newer than 2.14, the newest that this package was tried with"
+    assert untried_torch(version) == (None if is_tried else said)
 
 
 @pytest.fixture
