@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from support.machine import MACHINE, SEED, shuffle
+from support.machine import EXTRAS, MACHINE, SEED, shuffle
 from support.paths import ROOT
+from support.scripts import load_script
 
 # A process that becomes the other machine says what it and one that it starts find.
 ASK = """
@@ -45,6 +46,11 @@ def test_other_machine_has_no_extras_and_another_processor_in_all_its_processes(
     own, of_child = map(json.loads, said.split("\n")[:2])
     assert own == of_child
     assert own == {"extras": [], "precision": "fp32", "int8": False, "cores": 1, "zone": ["NST", "NDT"]}
+
+
+def test_other_machine_hides_what_the_core_is_tested_without() -> None:
+    plugins = {"hydra_optuna_sweeper", "hydra_submitit_launcher"}  # below hydra_plugins, which is hidden
+    assert load_script("core_alone").optional_packages() - plugins <= {*EXTRAS}
 
 
 def order(seed: str | None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
