@@ -375,11 +375,11 @@ def test_from_rank0_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
     """Rank 0 takes longer than a step may: the others wait without an error, and the votes go on."""
 
     def action() -> None:
-        with_timeouts(1, 60)
+        with_timeouts(3, 60)
         with join_world(torch.device("cpu")) as world:
 
             def slow() -> str:
-                time.sleep(2)
+                time.sleep(4)
                 return "done"
 
             assert world.from_rank0(slow, wait=Wait.work) == "done"
@@ -392,15 +392,20 @@ def test_from_rank0_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
 def test_train_step_calls_a_peer_that_does_not_answer_by_name(tmp_path: Path, corpus: DataConfig, end: str) -> None:
     """In the gradient's all-reduce, too: exit status 7, and no traceback."""
 
+    given_up = tmp_path / "given-up"
+
     def action() -> None:
         def leave(_objective: Objective) -> None:
             if os.environ["RANK"] == "1":
-                time.sleep(5 if end == "hangs" else 0)
+                wait_for(lambda: end == "dies" or given_up.exists())
                 os._exit(9)
 
         with_timeouts(2, 60)
-        with before_each_pass(leave):
-            run(job(tmp_path / "a", corpus))
+        try:
+            with before_each_pass(leave):
+                run(job(tmp_path / "a", corpus))
+        finally:
+            given_up.touch()
 
     assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9], (tmp_path / "rank-0").read_text(encoding="utf-8")
     who = "rank 1" if end == "dies" else "another rank"
@@ -478,16 +483,21 @@ def test_vote_answers_a_step_later(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["dies", "hangs"])
 def test_vote_gives_up_on_a_peer_that_does_not_answer(tmp_path: Path, end: str) -> None:
+    given_up = tmp_path / "given-up"
+
     def action() -> None:
         with_timeouts(2, 60)
-        with join_world(torch.device("cpu")) as world:
-            vote = Vote(world)
-            vote.ask(False)
-            if world.rank == 1:
-                time.sleep(5 if end == "hangs" else 0)
-                os._exit(9)
-            for _ in range(3):
+        try:
+            with join_world(torch.device("cpu")) as world:
+                vote = Vote(world)
                 vote.ask(False)
+                if world.rank == 1:
+                    wait_for(lambda: end == "dies" or given_up.exists())
+                    os._exit(9)
+                for _ in range(3):
+                    vote.ask(False)
+        finally:
+            given_up.touch()
 
     assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9]
 
