@@ -824,6 +824,13 @@ FOUND = (
         "integrations/test_mtdata.py::test_read_gives_the_pairs_of_any_kind_of_file[Flores-xz-1-deu-eng]",
     ),
     Mutant(
+        "an int8 engine that was checked on another kind of processor is used",
+        "integrations/engine/make.py",
+        "    if saturates:\n        parts.append",
+        "    if False:\n        parts.append",
+        "integrations/test_engine.py::test_engine_in_int8_is_checked_again_on_a_processor_on_which_it_saturates",
+    ),
+    Mutant(
         "a link in an archive of mtdata's is followed",
         "integrations/mtdata.py",
         "tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)",
