@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from transformer.checkpoint import Checkpoint
     from transformer.config.jobs import TrainJob, TranslateJob
-    from transformer.config.settings import Detector, ModelConfig, Quantization, SearchConfig
+    from transformer.config.settings import BleuTokenizer, Detector, ModelConfig, Quantization, SearchConfig
     from transformer.data.corpus import Pair
     from transformer.data.source import CorpusRecord
     from transformer.data.tokenizer import Tokenizer
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from transformer.decoding.stream import Output, Tally
     from transformer.decoding.translator import Translator
     from transformer.evaluation.judgements import JudgedText
-    from transformer.evaluation.score import Scorer
     from transformer.model.transformer import Transformer
     from transformer.records import Judgement
     from transformer.run_dir import RunDir
@@ -58,7 +57,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     "tracker": {name: f"{_INTEGRATIONS}.trackers.sink:open_{name}" for name in ("trackio", "wandb")},
     "models": {name: f"{_INTEGRATIONS}.published.run" for name in ("hf", "folder")},
     "judges": {"command": f"{_INTEGRATIONS}.judges"},
-    "score": {"paper_bleu": f"{_TOOLS}.paper_bleu:with_paper_bleu"},
+    "score": {"paper_bleu": f"{_TOOLS}.paper_bleu:PAPER_BLEU"},
     "lines": {
         "check": f"{_TOOLS}.sentences:LineCheck",
         "split": f"{_TOOLS}.sentences:Sentences.of",
@@ -204,6 +203,41 @@ class Judges(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ScoreSettings:
+    """How text is to be scored."""
+
+    tgt_lang: str  # the code of its language
+    tokenize: "BleuTokenizer | None" = None  # how BLEU cuts it into words; None: by the language
+    lowercase: bool = False  # without regard to case
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a metric says of the translations of a set."""
+
+    value: float
+    signature: str  # how it was measured: scores compare only where it is the same
+    segments: Sequence[float] | None = None  # of each translation, where the value is their mean; None: it is another
+
+
+# Hypotheses, and one list of references or more, of as many texts.
+Measure: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], Measured]
+
+
+@dataclass(frozen=True)
+class ScoreMetric:
+    """score: a metric, which measures translations by references; `data.scores=[NAME]` and `scores=[NAME]` choose it.
+
+    The systems that `compare` compares are tested by it where it gives the scores of the segments.
+    """
+
+    name: str  # for people, such as BLEU; documents know it by the name of the plug-in
+    prepare: Callable[[ScoreSettings], Measure]  # raises InputError where it cannot score such text
+    digits: int = 2  # behind the point, that are shown
+    higher_is_better: bool = True
+
+
 class LineChecker(Protocol):
     """Counts the lines that are unlike the sources of a training, so that it can be said at the end."""
 
@@ -283,7 +317,7 @@ def find(kind: Literal["models"], name: str) -> ModelSource: ...
 @overload
 def find(kind: Literal["judges"], name: str) -> Judges: ...
 @overload
-def find(kind: Literal["score"], name: str) -> "Callable[..., Scorer]": ...
+def find(kind: Literal["score"], name: str) -> ScoreMetric: ...
 @overload
 def find(kind: Literal["lines"], name: Literal["check"]) -> "Callable[[Path, Tokenizer], LineChecker]": ...
 @overload
@@ -300,7 +334,7 @@ def find(kind: Kind, name: str) -> Any:
     entry = _installed().get(f"{kind}.{name}")
     if entry is None:
         raise InputError(f"no {kind} is called {name!r:.80}: install the package that has it")
-    if name not in _allowed:
+    if not is_allowed(kind, name):
         raise InputError(
             f"the {kind} {name} is of the package {_package_of(entry)}, and not asked for here: name it on the command "
             f"line, or call transformer.plugins.allow({name!r})"
@@ -318,6 +352,11 @@ def find(kind: Kind, name: str) -> Any:
 def is_known(kind: Kind, name: str) -> bool:
     """Whether there is a plug-in of this name; it is not imported."""
     return name in OWN[kind] or f"{kind}.{name}" in _installed()
+
+
+def is_allowed(kind: Kind, name: str) -> bool:
+    """Whether a plug-in may be used: it is the package's own, or was named."""
+    return name in OWN[kind] or name in _allowed
 
 
 def check_known(kind: Kind, key: str, name: str, *, core: Collection[str] = ()) -> None:

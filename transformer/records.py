@@ -5,6 +5,7 @@ a missing one and a value of another type. `RunDir` says where each document lie
 """
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformer.config.settings import (
     SearchConfig,
     TrainConfig,
     at_least,
+    at_most,
     check_names,
     require,
 )
@@ -416,24 +418,47 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Corpus scores of one test set, 0 to 100, and how they were computed."""
+class NamedScore:
+    """A score with all that it takes to show it: the package that measured it may be missing where it is read."""
 
-    bleu: float
+    name: str
+    value: float
+    signature: str  # how it was measured
+    digits: int  # behind the point, that are shown
+    higher_is_better: bool
+
+    def check(self) -> None:
+        """Raise ValueError for what cannot be shown in a table, on a page and in a terminal."""
+        name = r"\w([\w .+-]{0,38}[\w.+-])?"
+        require(re.fullmatch(name, self.name) is not None, f"the name {self.name!r:.80} is none for a score")
+        require(math.isfinite(self.value), f"the score {self.name} is not a number")
+        can_be_shown = self.signature.isprintable() and "`" not in self.signature and len(self.signature) <= 1000
+        require(can_be_shown, f"the signature of {self.name} is not a line of text")
+        at_least(self, "score.", 0, "digits")
+        at_most(self, "score.", 10, "digits")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Corpus scores of one test set, and how they were computed: see `evaluation.metrics` for their table."""
+
+    bleu: float  # 0 to 100, as all of sacreBLEU's, but for TER, which may be above
     bleu_signature: str  # sacreBLEU's
     chrf: float
     chrf_signature: str
     chrf_plus_plus: float | None = field(default=None, kw_only=True)  # None: written before this was stored
     chrf_plus_plus_signature: str | None = field(default=None, kw_only=True)
+    ter: float | None = field(default=None, kw_only=True)  # less is better; None: written before this was stored
+    ter_signature: str | None = field(default=None, kw_only=True)
+    paper_bleu: float | None = field(default=None, kw_only=True)  # as papers print it; None: not asked for
+    paper_bleu_signature: str | None = field(default=None, kw_only=True)
+    others: dict[str, NamedScore] = field(default_factory=dict, kw_only=True)  # of plug-ins, by their names
     judges: dict[str, Judgement] = field(default_factory=dict, kw_only=True)  # of `evaluate`: results.json has none
 
-
-@dataclass(frozen=True)
-class PaperScores(Scores):
-    """Scores with the BLEU that papers print: for comparison, and never stored as a run's result."""
-
-    paper_bleu: float
-    paper_bleu_signature: str
+    def __post_init__(self) -> None:
+        check_names("others", self.others)
+        for score in self.others.values():
+            score.check()
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def test_compare_tests_what_a_judge_said(runs: Path, command: str, capsys: pytes
     ):
         path.write_text(json.dumps(changed))
         found = printed(capsys, "compare", "runs=[a,b]")
-        assert [of["metric"] for of in found["test_sets"]["test"]["scores"]] == ["BLEU", "chrF2", "TER"]
+        assert [of["metric"] for of in found["test_sets"]["test"]["scores"]] == ["BLEU", "chrF2", "chrF2++", "TER"]
         assert any(said.startswith(note) for said in found["notes"]), found["notes"]
 
 

@@ -111,11 +111,12 @@ def test_push_makes_a_card_of_the_run(trained: Path, hub: ModelHub) -> None:
     assert found.keys() == {"test", "other"}
     for name, metrics in found.items():
         scores = results["test_sets"][name]
-        bleu, chrf, plus_plus = metrics
+        bleu, chrf, plus_plus, ter = metrics
         assert (bleu["type"], bleu["value"]) == ("bleu", round(scores["bleu"], 2))
         assert bleu["args"] == {"signature": scores["bleu_signature"]}
         assert (chrf["type"], chrf["value"]) == ("chrf", round(scores["chrf"], 2))
-        assert plus_plus["name"] == "chrF++"
+        assert (plus_plus["type"], plus_plus["name"]) == ("chrf", "chrF++")
+        assert (ter["type"], ter["name"], ter["value"]) == ("ter", "TER", round(scores["ter"], 2))
         assert re.search(rf"^\| {name} \| \d+ \| {scores['bleu']:.2f} \| {scores['chrf']:.2f} \|", card, re.M), card
     for text in (
         *(scores["bleu_signature"], f"{results['parameters']:,} parameters", "train.en, train.de", "| 200 |"),

@@ -53,6 +53,9 @@ def trained_in_two_starts(tracker: str, run_dir: Path, corpus: DataConfig) -> di
     return record
 
 
+METRICS = ("bleu", "chrf", "chrf_plus_plus", "ter")
+
+
 def expected(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     """The curves that metrics.jsonl has, and the scores at the end."""
     curves: dict[str, list[tuple[int, float]]] = {}
@@ -61,7 +64,7 @@ def expected(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
             curves.setdefault(name, []).append((row["step"], row[name]))
     results = json.loads((run_dir / "results.json").read_text(encoding="utf-8"))
     for name, scores in results["test_sets"].items():
-        curves |= {f"scores/{name}/{metric}": [(4, scores[metric])] for metric in ("bleu", "chrf")}
+        curves |= {f"scores/{name}/{metric}": [(4, scores[metric])] for metric in METRICS}
     return curves
 
 

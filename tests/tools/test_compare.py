@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.corpora import run, run_command, tiny_job, typed_in_a_child, write_
 from support.paths import ROOT
 from transformer.cli.commands import compose
 from transformer.errors import CheckpointError, InputError
+from transformer.plugins import ScoreSettings
 from transformer.records import Results
 from transformer.run_dir import RunDir
 from transformer.tools import significance
@@ -70,11 +72,28 @@ def compared(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, A
     return found
 
 
-def sacrebleu(*arguments: str, **environment: str) -> str:
-    """What sacreBLEU's own command line prints, in two decimals and without colours."""
-    command = [sys.executable, "-m", "sacrebleu", "ref", "-m", "bleu", "chrf", "ter", "-w", "2", "-f", "text"]
+def sacrebleu(*arguments: str, **environment: str) -> tuple[str, str]:
+    """What sacreBLEU's own command line prints, in two decimals and without colours; the second text is of chrF++."""
+    command = [sys.executable, "-m", "sacrebleu", "ref", "-w", "2", "-f", "text", *arguments]
     variables = {**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True, env=variables).stdout
+    metrics = (["-m", "bleu", "chrf", "ter"], ["-m", "chrf", "--chrf-word-order", "2"])
+    plain, plus_plus = (
+        subprocess.run([*command, *flags], check=True, capture_output=True, text=True, env=variables).stdout
+        for flags in metrics
+    )
+    return plain, plus_plus
+
+
+def in_order(find: Callable[[str], list[Any]], printed: tuple[str, str]) -> list[Any]:
+    """What is found, row by row: of BLEU, chrF, chrF++ and TER."""
+    plain, plus_plus = map(find, printed)
+    assert len(plain) == 3 * len(plus_plus)
+    rows = [(*plain[3 * row : 3 * row + 2], one, plain[3 * row + 2]) for row, one in enumerate(plus_plus)]
+    return list(chain.from_iterable(rows))
+
+
+def signatures_of(text: str) -> list[str]:
+    return re.findall(r"(nrefs:\S+)", text)
 
 
 def p_values(text: str) -> list[str]:
@@ -92,17 +111,17 @@ def test_compare_prints_the_figures_of_the_sacrebleu_command_line(files: Path) -
     bootstrap = sacrebleu("-i", "a", "b", "--paired-bs")
     randomisation = sacrebleu("-i", "a", "b", "--paired-ar")
 
-    assert FIGURES.findall(out) == FIGURES.findall(bootstrap)
-    assert len(FIGURES.findall(out)) == 6
+    assert FIGURES.findall(out) == in_order(FIGURES.findall, bootstrap)
+    assert len(FIGURES.findall(out)) == 8
     by_randomisation, by_bootstrap = (
         re.findall(r"\d\.\d{4}\*?", line) for line in out.split("\n") if line.startswith("| p, ")
     )
-    assert by_bootstrap == p_values(bootstrap), "without a star"
-    assert by_randomisation == [p + "*" * (float(p) <= 0.05) for p in p_values(randomisation)]
+    assert by_bootstrap == in_order(p_values, bootstrap), "without a star"
+    assert by_randomisation == [p + "*" * (float(p) <= 0.05) for p in in_order(p_values, randomisation)]
     assert len({*by_bootstrap, *by_randomisation}) > 2, "not all of them are the smallest there is"
     signatures = re.findall(r"`(nrefs:.*)`", out)
-    assert signatures == re.findall(r"(nrefs:\S+)", bootstrap)
-    assert [of.replace("bs:1000", "ar:10000") for of in signatures] == re.findall(r"(nrefs:\S+)", randomisation)
+    assert signatures == in_order(signatures_of, bootstrap)
+    assert [of.replace("bs:1000", "ar:10000") for of in signatures] == in_order(signatures_of, randomisation)
 
 
 def test_compare_shows_what_arrives_of_the_source(
@@ -158,17 +177,17 @@ def test_compare_tests_each_system_against_the_first(files: Path, capsys: pytest
     bootstrap = sacrebleu("-i", "a", "b", "c", "--paired-bs", "--paired-bs-n", "30")
     assert found["systems"] == ["a", "b", "c"]
     metrics = found["test_sets"]["ref"]["scores"]
-    assert [of["metric"] for of in metrics] == ["BLEU", "chrF2", "TER"]
+    assert [of["metric"] for of in metrics] == ["BLEU", "chrF2", "chrF2++", "TER"]
 
     printed = [
         tuple(f"{of['systems'][number][name]:.2f}" for name in ("score", "mean", "half_width"))
         for number in range(3)
         for of in metrics
     ]
-    assert printed == FIGURES.findall(bootstrap)
+    assert printed == in_order(FIGURES.findall, bootstrap)
     tested = [f"{of['systems'][number]['p_bootstrap']:.4f}" for number in (1, 2) for of in metrics]
-    assert tested == p_values(bootstrap)
-    assert [of["systems"][0]["p_randomisation"] for of in metrics] == [None] * 3
+    assert tested == in_order(p_values, bootstrap)
+    assert [of["systems"][0]["p_randomisation"] for of in metrics] == [None] * 4
     assert list(found["test_sets"]["ref"]["changed"]) == ["b", "c"]
 
 
@@ -185,7 +204,7 @@ def test_compare_takes_the_seed_of_sacrebleu(
     found = compared(capsys, *arguments)
     metrics = found["test_sets"]["ref"]["scores"]
     bootstrap = sacrebleu("-i", "a", "b", "--paired-bs", "--paired-bs-n", "30", SACREBLEU_SEED="7")
-    assert [f"{of['systems'][1]['p_bootstrap']:.4f}" for of in metrics] == p_values(bootstrap)
+    assert [f"{of['systems'][1]['p_bootstrap']:.4f}" for of in metrics] == in_order(p_values, bootstrap)
     assert found["seed"] == "7"
     assert "|seed:7|" in metrics[0]["signature"]
     assert found != usual
@@ -226,8 +245,8 @@ def test_compare_cuts_text_without_spaces_as_evaluate_does(
     bootstrap = sacrebleu("-i", "a", "b", "--paired-bs", "--paired-bs-n", "30", *options)
 
     metrics = found["test_sets"]["ref"]["scores"]
-    assert [of["signature"] for of in metrics] == re.findall(r"(nrefs:\S+)", bootstrap)
-    assert [f"{of['systems'][1]['p_bootstrap']:.4f}" for of in metrics] == p_values(bootstrap)
+    assert [of["signature"] for of in metrics] == in_order(signatures_of, bootstrap)
+    assert [f"{of['systems'][1]['p_bootstrap']:.4f}" for of in metrics] == in_order(p_values, bootstrap)
     assert sum(row["sentences"] for row in found["test_sets"]["ref"]["by_length"]) == 4
     assert sum(row["words"] for row in found["test_sets"]["ref"]["by_rarity"]) > 4 * 3
 
@@ -246,7 +265,7 @@ def test_compare_tests_nothing_where_the_translations_are_the_same(
         assert again["p_bootstrap"] is None
     assert found["changed"] == {"again": []}
     run_command("compare", compose("compare", arguments))
-    assert capsys.readouterr().out.count("same text") == 6
+    assert capsys.readouterr().out.count("same text") == 8
 
 
 @pytest.mark.parametrize(("changed", "p"), [(1, 1.0), (2, 0.5), (5, 0.0625)])
@@ -256,7 +275,7 @@ def test_compare_finds_no_significance_in_a_few_sentences(changed: int, p: float
     references = [f"the {word} house is very old , and {word} is its garden" for word in words]
     before = [reference.replace("garden", "wood") for reference in references]
     after = [*references[:changed], *before[changed:]]
-    metrics = Metrics.of(tgt_lang="en", tokenize=None, lowercase=False)
+    metrics = Metrics.of(ScoreSettings("en"))
     for metric in compare_systems({"a": before, "b": after}, [references], metrics=metrics):
         found = metric.systems[1].p_randomisation
         assert found is not None

@@ -7,8 +7,9 @@ import pytest
 
 from support.paths import CORPORA, needs_corpora
 from transformer.errors import InputError
+from transformer.evaluation.metrics import choose
 from transformer.evaluation.score import choose_scorer, format_scores, format_signatures, score
-from transformer.records import PaperScores, Scores
+from transformer.plugins import ScoreSettings
 from transformer.tools.paper_bleu import multi_bleu, split_hyphens
 
 SCORES = CORPORA / "scores"
@@ -70,8 +71,9 @@ def test_split_hyphens_as_the_perl_line_does(text: str, split: str) -> None:
 def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
     """Tokens: Ein schwarz ##AT##-##AT## weiß ##AT##-##AT## er Hund läuft . of 9; `Der` is wrong."""
     hypotheses, references = ["Der schwarz-weiß-er Hund läuft."], ["Ein schwarz-weiß-er Hund läuft."]
-    both = choose_scorer(tgt_lang="deu", tokenize=None, lowercase=False, paper_bleu=True)(hypotheses, references)
-    assert isinstance(both, PaperScores)
+    both = choose_scorer(ScoreSettings("deu"), choose(["paper_bleu"]))(hypotheses, references)
+    assert both.paper_bleu is not None
+    assert both.paper_bleu_signature is not None
     plain = score(hypotheses, references, tgt_lang="de")
     assert (both.bleu, both.bleu_signature, both.chrf) == (plain.bleu, plain.bleu_signature, plain.chrf)
 
@@ -87,8 +89,8 @@ def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
 def test_split_hyphens_raise_a_real_score() -> None:
     """By about as much as papers say, 0.7 to 1.0: on newstest2021."""
     hypotheses, references = (lines(SCORES / "wmt21_en_de" / name) for name in ("hyp.Online-G.de", "ref.A.de"))
-    both = choose_scorer(tgt_lang="de", tokenize=None, lowercase=False, paper_bleu=True)(hypotheses, references)
-    assert isinstance(both, PaperScores)
+    both = choose_scorer(ScoreSettings("de"), choose(["paper_bleu"]))(hypotheses, references)
+    assert both.paper_bleu is not None
     assert both.bleu == pytest.approx(27.0781, abs=1e-4)
     assert 0.3 < both.paper_bleu - both.bleu < 1.5
 
@@ -96,11 +98,11 @@ def test_split_hyphens_raise_a_real_score() -> None:
 def test_choose_scorer_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(InputError, match=r"^paper_bleu needs Moses' tokenizer: pip install 'transformer-mt\[moses\]'$"):
-        choose_scorer(tgt_lang="de", tokenize=None, lowercase=False, paper_bleu=True)
-    assert type(choose_scorer(tgt_lang="de", tokenize=None, lowercase=False, paper_bleu=False)(["a"], ["a"])) is Scores
+        choose_scorer(ScoreSettings("de"), choose(["paper_bleu"]))
+    assert choose_scorer(ScoreSettings("de"))(["a"], ["a"]).paper_bleu is None
 
 
 @pytest.mark.parametrize("language", ["zh", "yue"])
 def test_choose_scorer_refuses_languages_without_spaces(language: str) -> None:
     with pytest.raises(InputError, match="paper_bleu: Moses does not cut zh into words"):
-        choose_scorer(tgt_lang=language, tokenize=None, lowercase=False, paper_bleu=True)
+        choose_scorer(ScoreSettings(language), choose(["paper_bleu"]))

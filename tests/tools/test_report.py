@@ -214,13 +214,14 @@ def test_report_compares_runs_as_compare_does(browser: Browser, runs: Path, caps
     show(browser, ReportJob(runs=["a", "b"], samples=3, attention=0, checkpoints=0))
 
     head, of_a, of_b = table(browser, "test: 12 sentences")
-    assert head == ["", "BLEU", "chrF2", "TER", "p, BLEU", "p, chrF2", "p, TER"]
+    names = ["BLEU", "chrF2", "chrF2++", "TER"]
+    assert head == ["", *names, *(f"p, {name}" for name in names)]
     for column_number, metric in enumerate(compared, 1):
         one, other = metric["systems"]
         assert of_a[column_number] == f"{one['score']:.2f} ± {one['half_width']:.2f}"
         assert of_b[column_number] == f"{other['score']:.2f} ± {other['half_width']:.2f}"
-        assert of_b[column_number + 3] == f"{other['p_randomisation']:.4f}, {other['p_bootstrap']:.4f}"
-    assert of_a[4:] == ["baseline"] * 3
+        assert of_b[column_number + 4] == f"{other['p_randomisation']:.4f}, {other['p_bootstrap']:.4f}"
+    assert of_a[5:] == ["baseline"] * 4
 
     assert ["model.d_ff", "2048", "64", "96"] in table(browser, "Different from the paper's base")
     overview = table(browser, "Runs")

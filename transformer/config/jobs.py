@@ -76,6 +76,12 @@ def check_here(run_dir: str, why: str) -> None:
     require(not run_dir.startswith(ON_HUB), f"run_dir={run_dir}: {why}")
 
 
+def check_score_names(names: Sequence[str]) -> None:
+    """Raise ValueError for a name in `scores` that is none of a score of a plug-in."""
+    for name in names:
+        check_known("score", "scores", name)
+
+
 @dataclass
 class TrainJob(Job):
     """`transformer train`; `transformer prepare` takes the same keys, and one more."""
@@ -371,6 +377,7 @@ class EvaluateJob(DecodeJob):
         None, "how BLEU splits text into words, by sacreBLEU's names (null: as the run, else by the language)"
     )
     lowercase: bool = option(False, "score without regard to case")
+    scores: list[str] = option([], "scores of other installed packages, beside the package's own and the run's")
     paper_bleu: bool = option(
         False, "also print BLEU as papers count it: Moses' tokens, words split at hyphens, not smoothed"
     )
@@ -389,6 +396,7 @@ class EvaluateJob(DecodeJob):
         super().__post_init__()
         check_names("test", self.test)
         check_names("scorer", self.scorer)
+        check_score_names(self.scores)
         require(0.0 < self.scorer_seconds < math.inf, f"scorer_seconds={self.scorer_seconds} must be above 0")
         require(self.sources is None or self.hypotheses is not None, "sources belong to hypotheses: set both")
         for name, pair in self.test.items():
@@ -416,9 +424,14 @@ class EvaluateJob(DecodeJob):
         )
         has_judge = bool(self.scorer) or self.scorers is not None
         require(not (self.sweep.is_wanted and has_judge), "a sweep compares settings by BLEU: leave scorer out")
+        require(not (self.sweep.is_wanted and self.scores), "a sweep compares settings by BLEU: leave scores out")
         for name in ("beam_size", "length_penalty"):
             both = getattr(self.sweep, name) is not None and getattr(self.search, name) is not None
             require(not both, f"search.{name} and sweep.{name} cannot both be set: choose one")
+
+    def score_names(self) -> list[str]:
+        """The scores that are asked for beside those of every evaluation."""
+        return [*self.scores, *(["paper_bleu"] if self.paper_bleu else [])]
 
 
 @dataclass

@@ -452,6 +452,11 @@ class DataConfig:
     bleu_tokenize: BleuTokenizer | None = option(
         None, "how BLEU splits text into words, by sacreBLEU's names (null: by the language; 13a for most)"
     )
+    scores: list[str] = option(
+        [],
+        "scores of other installed packages, or paper_bleu, of the test sets, beside those of every training",
+        on_resume=OnResume.allow,
+    )
     root: str = option(
         "data", "folder of corpora, or hub data set, that the experiments read from", on_resume=OnResume.allow
     )

@@ -128,7 +128,7 @@ class CardScore:
 
     kind: str  # as the hub calls the metric: bleu, chrf
     title: str
-    value: float
+    value: float  # rounded as it is shown
     signature: str | None
 
 
@@ -170,7 +170,7 @@ def card_head(
             dataset_revision=test_set.revision,
             metric_type=score.kind,
             metric_name=score.title,
-            metric_value=round(score.value, 2),
+            metric_value=score.value,
             metric_args=None if score.signature is None else {"signature": score.signature},
         )
         for test_set in test_sets

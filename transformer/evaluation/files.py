@@ -8,7 +8,9 @@ from transformer.config.jobs import EvaluateJob
 from transformer.data.corpus import read_lines
 from transformer.errors import InputError
 from transformer.evaluation.judgements import JudgedText, check_judges, judged
+from transformer.evaluation.metrics import choose
 from transformer.evaluation.score import choose_scorer, format_scores, format_signatures
+from transformer.plugins import ScoreSettings
 from transformer.records import Scores
 
 
@@ -19,12 +21,8 @@ def score_files(job: EvaluateJob) -> Scores:
 
     Raises InputError where a file cannot be read, has another number of lines, or cannot be scored fairly.
     """
-    scorer = choose_scorer(
-        tgt_lang=str(job.data.tgt_lang),
-        tokenize=job.bleu_tokenize,
-        lowercase=job.lowercase,
-        paper_bleu=job.paper_bleu,
-    )
+    text = ScoreSettings(str(job.data.tgt_lang), job.bleu_tokenize, job.lowercase)
+    scorer = choose_scorer(text, choose(job.score_names()))
     check_judges(job, have_sources=job.sources is not None)
 
     hypotheses_file = str(job.hypotheses)
@@ -37,8 +35,8 @@ def score_files(job: EvaluateJob) -> Scores:
         raise InputError(f"{_path(hypotheses_file)}: {error}") from None
 
     # Of several references, a judge reads the first.
-    text = JudgedText(None if job.sources is None else others[-1], hypotheses, references[0])
-    return replace(scores, judges=judged(job, text, place=hypotheses_file))
+    judged_text = JudgedText(None if job.sources is None else others[-1], hypotheses, references[0])
+    return replace(scores, judges=judged(job, judged_text, place=hypotheses_file))
 
 
 def format_file_scores(job: EvaluateJob, scores: Scores) -> str:

@@ -1,4 +1,4 @@
-"""BLEU, chrF and chrF++ as the sacreBLEU command line prints them, each with its signature.
+"""BLEU, chrF, chrF++ and TER as the sacreBLEU command line prints them, each with its signature; and what a job adds.
 
 sacreBLEU scores anything without complaint: it cuts unequal lists to the shorter, takes a string for a list of letters,
 and counts tokenised text as it stands. `score` refuses all of that. `measure` refuses bad lists only: it is for a model
@@ -6,26 +6,20 @@ that is still learning to write, whose text may look like anything.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
-from sacrebleu.utils import SACREBLEU_DIR
 
-from transformer import plugins
-from transformer.config.languages import language_of
 from transformer.config.settings import BleuTokenizer, DataConfig
 from transformer.errors import InputError
-from transformer.records import PaperScores, Scores
+from transformer.evaluation.metrics import ALWAYS, bleu_metric, check_metrics, choose, measure_all, named
+from transformer.plugins import ScoreMetric, ScoreSettings
+from transformer.records import Scores
 
 Scorer = Callable[..., Scores]  # takes hypotheses, and one list of references or more
 
-_MECAB = ("ja", "ko")
-_RENAMED = {"spm": "flores101"}  # sacreBLEU's newer name of the same model, which its signature shows, too
 _SUBWORDS = re.compile(r"▁|\w@@(?:\s|$)")
 _TOKENISED = re.compile(r"\w [.,](?:\s|$)")  # not " ?" or " !", which is how French writes
 
@@ -45,6 +39,7 @@ def score(
     tgt_lang: str,
     tokenize: BleuTokenizer | None = None,
     lowercase: bool = False,
+    metrics: Mapping[str, ScoreMetric] = ALWAYS,
 ) -> Scores:
     """Score plain text against one reference for each sentence, or several.
 
@@ -54,7 +49,7 @@ def score(
     """
     _check_lists(hypotheses, references)
     check_plain_text(hypotheses, *references)
-    return measure(hypotheses, *references, tgt_lang=tgt_lang, tokenize=tokenize, lowercase=lowercase)
+    return measure(hypotheses, *references, tgt_lang=tgt_lang, tokenize=tokenize, lowercase=lowercase, metrics=metrics)
 
 
 def check_plain_text(hypotheses: Sequence[str], *references: Sequence[str]) -> None:
@@ -72,6 +67,7 @@ def measure(
     tgt_lang: str,
     tokenize: BleuTokenizer | None = None,
     lowercase: bool = False,
+    metrics: Mapping[str, ScoreMetric] = ALWAYS,
 ) -> Scores:
     """The scores that `score` gives, whatever the text looks like.
 
@@ -79,17 +75,7 @@ def measure(
     and where `check_language` does.
     """
     _check_lists(hypotheses, references)
-    bleu = bleu_metric(tgt_lang, tokenize=tokenize, lowercase=lowercase)
-    chrf = CHRF(lowercase=lowercase)
-    chrf_plus_plus = CHRF(word_order=2, lowercase=lowercase)
-    return Scores(
-        bleu=bleu.corpus_score(hypotheses, references).score,
-        bleu_signature=str(bleu.get_signature()),  # complete only after the score
-        chrf=chrf.corpus_score(hypotheses, references).score,
-        chrf_signature=str(chrf.get_signature()),
-        chrf_plus_plus=chrf_plus_plus.corpus_score(hypotheses, references).score,
-        chrf_plus_plus_signature=str(chrf_plus_plus.get_signature()),
-    )
+    return measure_all(metrics, ScoreSettings(tgt_lang, tokenize, lowercase), hypotheses, references)
 
 
 def measure_bleu(
@@ -118,79 +104,31 @@ def check_language(tgt_lang: str, *, tokenize: BleuTokenizer | None = None, key:
     bleu_metric(tgt_lang, tokenize=tokenize, lowercase=False, key=key)
 
 
-def choose_scorer(*, tgt_lang: str, tokenize: BleuTokenizer | None, lowercase: bool, paper_bleu: bool) -> Scorer:
-    """`score` for a language, with the papers' BLEU beside it if `paper_bleu` asks for that.
-
-    Raises InputError at once for a language that cannot be scored, or whose tokenizer is not installed.
-    """
-    check_language(tgt_lang, tokenize=tokenize)
-    scorer = partial(score, tgt_lang=tgt_lang, tokenize=tokenize, lowercase=lowercase)
-    if not paper_bleu:
-        return scorer
-    return plugins.find("score", "paper_bleu")(scorer, tgt_lang=tgt_lang, lowercase=lowercase)
+def choose_scorer(text: ScoreSettings, metrics: Mapping[str, ScoreMetric] = ALWAYS) -> Scorer:
+    """`score` for such text, by these metrics. Raises InputError at once for text that one of them cannot score."""
+    check_metrics(metrics, text)
+    return partial(score, tgt_lang=text.tgt_lang, tokenize=text.tokenize, lowercase=text.lowercase, metrics=metrics)
 
 
 def check_scores(data: DataConfig) -> None:
     """Raise InputError unless the test sets and the dev set of a training can be scored, each in its language."""
+    metrics = choose(data.scores)
     for key, tgt_lang in data.tgt_langs().items():
         if not key.startswith(("train.", "extra.")):
             check_language(tgt_lang, tokenize=data.bleu_tokenize, key=f"data.{key}")
+            check_metrics(metrics, ScoreSettings(tgt_lang, data.bleu_tokenize))
 
 
 def format_scores(scores: Scores) -> str:
     """The scores, for people. Print `format_signatures` near them: a score means nothing without."""
-    line = f"BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}"
-    if scores.chrf_plus_plus is not None:
-        line += f", chrF++ {scores.chrf_plus_plus:.2f}"
-    if isinstance(scores, PaperScores):
-        line += f", BLEU as papers count {scores.paper_bleu:.2f}"
-    for name, judgement in scores.judges.items():
-        line += f", {name} {judgement.system:.4f}"
-    return line
+    shown = [f"{one.name} {one.value:.{one.digits}f}" for one in named(scores).values()]
+    return ", ".join([*shown, *(f"{name} {judgement.system:.4f}" for name, judgement in scores.judges.items())])
 
 
 def format_signatures(scores: Scores) -> list[str]:
     """How each of the scores was made, a line each."""
-    lines = [f"BLEU: {scores.bleu_signature}", f"chrF: {scores.chrf_signature}"]
-    if scores.chrf_plus_plus_signature is not None:
-        lines.append(f"chrF++: {scores.chrf_plus_plus_signature}")
-    if isinstance(scores, PaperScores):
-        lines.append(f"BLEU as papers count: {scores.paper_bleu_signature}")
-    lines += [f"{name}: {judgement.describe()}" for name, judgement in scores.judges.items()]
-    return lines
-
-
-def bleu_metric(tgt_lang: str, *, tokenize: BleuTokenizer | None, lowercase: bool, key: str = "data.tgt_lang") -> BLEU:
-    """The metric with a tokenizer of sacreBLEU; of None, the language's: zh, ja and ko have their own, all others 13a.
-
-    `key` is what errors call the language by. Raises InputError as `check_language` does.
-    """
-    language = language_of(tgt_lang, key)
-    tokenizer = f"{language}-mecab" if language in _MECAB else "zh" if language == "zh" else "13a"
-    if tokenize is not None:
-        tokenizer = _RENAMED.get(tokenize.name, tokenize.name)
-    try:
-        return BLEU(tokenize=tokenizer, lowercase=lowercase, force=True)  # force: without sacreBLEU's own warnings
-    except (Exception, SystemExit) as error:  # of a package, a file or the network
-        raise InputError(_missing(tokenizer, error)) from error
-
-
-def _missing(tokenizer: str, error: BaseException) -> str:
-    """What a tokenizer of sacreBLEU lacks, in words: its package, or the model that it fetches the first time."""
-    reason = " ".join(str(error).split())[:200]
-    model = SPM_MODELS.get(tokenizer)
-    if model is None:
-        extra = tokenizer.partition("-")[0]
-        is_installed = isinstance(error, AssertionError)  # with another dictionary
-        what = f"another dictionary ({reason})" if is_installed else "a tokenizer that is not installed"
-        return f"BLEU with {tokenizer} needs {what}: pip install 'transformer-mt[{extra}]'"
-
-    path = Path(SACREBLEU_DIR, "models", Path(model["url"]).name)
-    return (
-        f"BLEU with {tokenizer} needs the SentencePiece model {path}, which cannot be read or fetched ({reason}): "
-        f"put {model['url']} there, or run this once where there is a network and copy the file "
-        "(the environment variable SACREBLEU names another folder for it)"
-    )
+    shown = [f"{one.name}: {one.signature}" for one in named(scores).values()]
+    return shown + [f"{name}: {judgement.describe()}" for name, judgement in scores.judges.items()]
 
 
 def _check_lists(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:

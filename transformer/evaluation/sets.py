@@ -44,10 +44,12 @@ from transformer.decoding.translator import Translator
 from transformer.distributed import Wait, World, join_world
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.judgements import JudgedText, check_judges, judged, keep_judgements, read_judgements
+from transformer.evaluation.metrics import choose
 from transformer.evaluation.score import Scorer, choose_scorer, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
 from transformer.machine import resolve_threads
-from transformer.records import Judgement, PaperScores, Results, Scores
+from transformer.plugins import ScoreSettings
+from transformer.records import Judgement, Results, Scores
 from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
 from transformer.terminal import printable
 
@@ -110,13 +112,11 @@ def _evaluate(job: EvaluateJob, world: World) -> Evaluation:
     scorers: dict[str, Scorer] = {}  # of rank 0, which scores
 
     def prepare_scores() -> None:
+        metrics = choose([*job.score_names(), *data.scores])
         for name in sets:
-            scorers[name] = choose_scorer(
-                tgt_lang=_tgt_lang(job, data, name),
-                tokenize=job.bleu_tokenize or data.bleu_tokenize,
-                lowercase=job.lowercase,
-                paper_bleu=job.paper_bleu,
-            )
+            tokenize = job.bleu_tokenize or data.bleu_tokenize
+            text = ScoreSettings(_tgt_lang(job, data, name), tokenize, job.lowercase)
+            scorers[name] = choose_scorer(text, metrics)
         check_judges(job, have_sources=True)
 
     world.from_rank0(prepare_scores)
@@ -137,13 +137,12 @@ def _evaluate(job: EvaluateJob, world: World) -> Evaluation:
             for name, scores in score_sets(sets, by_name, scorers=scorers).items()
         }
 
-    kind = PaperScores if job.paper_bleu else Scores
     state = checkpoint.run_state()
     return Evaluation(
         test_sets=world.share(
             score_all,
             pack=lambda scores: {name: to_json(one) for name, one in scores.items()},
-            unpack=lambda packed: {name: from_json(kind, one) for name, one in packed.items()},
+            unpack=lambda packed: {name: from_json(Scores, one) for name, one in packed.items()},
             wait=Wait.work,
         ),
         checkpoint=checkpoint.path.name,

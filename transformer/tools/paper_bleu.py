@@ -7,6 +7,7 @@ counts them. The tokens change the number: split hyphens alone add 0.7 to 1.0 to
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
@@ -14,43 +15,35 @@ from sacrebleu.metrics.bleu import BLEU, BLEUScore
 
 from transformer.config.languages import language_of
 from transformer.errors import InputError
-from transformer.evaluation.score import Scorer
-from transformer.records import PaperScores
+from transformer.evaluation.metrics import METRICS
+from transformer.evaluation.metrics import PAPER_BLEU as FIELD
+from transformer.plugins import Measure, Measured, ScoreSettings
 
 _HYPHEN = re.compile(rb"(\S)-(\S)")  # of bytes, as Perl reads its input: a letter of two of them is two
 
 
-def with_paper_bleu(scorer: Scorer, *, tgt_lang: str, lowercase: bool) -> Scorer:
-    """A scorer that gives the papers' BLEU beside what `scorer` gives.
-
-    Raises InputError at once for a language that Moses cannot cut, or where that is not installed.
-    """
-    language = language_of(tgt_lang, "data.tgt_lang")
-    tokenise = _load_moses(language)
-    return partial(_score_both, scorer=scorer, language=language, lowercase=lowercase, tokenise=tokenise)
+def _prepare(text: ScoreSettings) -> Measure:
+    """What measures it. Raises InputError for a language that Moses cannot cut, or where that is not installed."""
+    language = language_of(text.tgt_lang, "data.tgt_lang")
+    return partial(_measure, language=language, lowercase=text.lowercase, tokenise=_load_moses(language))
 
 
-def _score_both(
+PAPER_BLEU = replace(METRICS[FIELD], prepare=_prepare)
+
+
+def _measure(
     hypotheses: Sequence[str],
-    *references: Sequence[str],
-    scorer: Scorer,
+    references: Sequence[Sequence[str]],
+    *,
     language: str,
     lowercase: bool,
     tokenise: Callable[[str], str],
-) -> PaperScores:
-    """Both BLEUs of the same texts, each with its signature."""
-    scores = scorer(hypotheses, *references)
-
-    # The same texts as papers tokenise them.
+) -> Measured:
+    """The BLEU of the texts as papers tokenise them, and its signature."""
     tokenised = [[split_hyphens(tokenise(text)) for text in texts] for texts in (hypotheses, *references)]
-    paper, signature = multi_bleu(*tokenised, lowercase=lowercase)
+    bleu, signature = multi_bleu(*tokenised, lowercase=lowercase)
     tokens = f"moses-{language}+hyphens-split|sacremoses:{version('sacremoses')}"
-
-    return PaperScores(
-        **vars(scores),
-        paper_bleu=paper.score,
-        paper_bleu_signature=signature.replace("tok:none", f"tok:{tokens}"),
-    )
+    return Measured(bleu.score, signature.replace("tok:none", f"tok:{tokens}"))
 
 
 def split_hyphens(text: str) -> str:

@@ -1,36 +1,37 @@
 """How far a score may be off because the test set is one sample of many, and whether two systems really differ.
 
     bootstrap_bleu      one system: BLEU and its 95 % interval
-    compare_systems     several systems: BLEU, chrF and TER, and for each system two tests against the first one
-    compare_segments    the same two tests on the segment scores of a judge
+    compare_systems     several systems: the scores of `evaluate`, and for each system two tests against the first one
+    compare_segments    the same two tests on the segment scores of a judge or of a plug-in
 
 Whether a difference is significant, randomisation says alone: sacreBLEU's bootstrap, like the script of Moses that it
 follows, subtracts a mean of absolute differences, so that its p is about half of a two-sided one. On outputs of two
 WMT21 systems, exchanged at random sentence by sentence, it was 0.05 or less in 11 % of 600 trials, and that of
 randomisation in 5 %.
 
-Every figure of BLEU, chrF and TER is sacreBLEU's. The seed is 12345, or what the variable SACREBLEU_SEED says.
+Every figure of BLEU, chrF, chrF++ and TER is sacreBLEU's. The seed is 12345, or what the variable SACREBLEU_SEED says.
 """
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import ne
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sacrebleu.metrics.base import Metric
-from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
-from transformer.config.languages import language_of
 from transformer.config.settings import BleuTokenizer
 from transformer.errors import InputError
-from transformer.evaluation.score import bleu_metric
+from transformer.evaluation.metrics import ALWAYS, SacreBleu, bleu_metric, check_metrics, measure_one, name_score
+from transformer.plugins import ScoreMetric, ScoreSettings
+from transformer.records import NamedScore
+
+log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,6 +40,7 @@ RESAMPLES = 1000  # of the sentences, for intervals and for the paired bootstrap
 TRIALS = 10_000  # of approximate randomisation
 
 SIGNIFICANT = 0.05  # the largest p of randomisation that is marked, as sacreBLEU marks it
+NOT_TESTED = "not tested"  # shown where a metric gives no scores of sentences
 ABOUT_BOOTSTRAP = "The p of sacreBLEU's bootstrap is about half of that: it marks nothing."
 
 
@@ -83,12 +85,13 @@ class SystemScore:
 
     The p of randomisation is the probability of a difference from the first system that is at least as large, were the
     two systems alike; that of the bootstrap is about half of it. They are None for the first system, and for one that
-    has translated everything as the first one did.
+    has translated everything as the first one did; for a metric without scores of sentences, nothing but the score is
+    known.
     """
 
-    score: float  # 0 to 100; of a judge, in its own measure
-    mean: float  # of the scores of its resamples
-    half_width: float  # of the 95 % interval of its resamples
+    score: float  # 0 to 100; of a judge or a plug-in, in its own measure
+    mean: float | None  # of the scores of its resamples; None: it has none
+    half_width: float | None  # of the 95 % interval of its resamples
     p_bootstrap: float | None
     p_randomisation: float | None
 
@@ -97,67 +100,46 @@ class SystemScore:
         """Whether randomisation finds a difference from the first system."""
         return self.p_randomisation is not None and self.p_randomisation <= SIGNIFICANT
 
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are scores of sentences, so that it can be tested."""
+        return self.half_width is not None
+
 
 @dataclass(frozen=True)
 class MetricComparison:
     """The scores of all systems, in their order, by one metric; the signature names the seed and the resamples too."""
 
-    metric: str
+    metric: str  # sacreBLEU's name of its own
     signature: str
     systems: list[SystemScore]
     digits: int = 2  # behind the point, that are shown
+    higher_is_better: bool = True
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What systems are compared by: sacreBLEU's metrics.
+    """What systems are compared by: the metrics of `evaluate`, for a language."""
 
-    BLEU and chrF are those of `evaluate`. TER has sacreBLEU's default settings, and so ignores case. Chinese and
-    Japanese have no spaces between words, so that TER counts their characters: `--ter-normalized --ter-asian-support`.
-    """
-
-    tgt_lang: str
-    tokenize: BleuTokenizer | None
-    lowercase: bool
+    text: ScoreSettings
+    chosen: Mapping[str, ScoreMetric]  # by field
     bleu: Any  # sacreBLEU's BLEU; its `tokenizer` is set at run time
-    chrf: CHRF
-    ter: TER
+    chrf: Any
+    own: Mapping[str, Any]  # those of sacreBLEU, by field; BLEU and chrF among them
 
     @classmethod
-    def of(cls, *, tgt_lang: str, tokenize: BleuTokenizer | None, lowercase: bool) -> "Metrics":
-        """The metrics for a language. Raises InputError where sacreBLEU cannot score it."""
-        has_no_spaces = language_of(tgt_lang, "data.tgt_lang") in ("zh", "ja")
-        return cls(
-            tgt_lang=tgt_lang,
-            tokenize=tokenize,
-            lowercase=lowercase,
-            bleu=bleu_metric(tgt_lang, tokenize=tokenize, lowercase=lowercase),
-            chrf=CHRF(lowercase=lowercase),
-            ter=_Ter(by_character=has_no_spaces),
-        )
+    def of(cls, text: ScoreSettings, chosen: Mapping[str, ScoreMetric] = ALWAYS) -> "Metrics":
+        """The metrics for such text. Raises InputError where one of them cannot score it."""
+        check_metrics(chosen, text)
+        measures = {field: metric.prepare(text) for field, metric in chosen.items()}
+        own = {field: measure.metric for field, measure in measures.items() if isinstance(measure, SacreBleu)}
+        return cls(text, chosen, bleu=own["bleu"], chrf=own["chrf"], own=own)
 
     def bleu_interval(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Interval:
         """BLEU with a bootstrap interval; by a metric of its own, whose signature then names the resamples."""
-        metric = bleu_metric(self.tgt_lang, tokenize=self.tokenize, lowercase=self.lowercase)
+        text = self.text
+        metric = bleu_metric(text.tgt_lang, tokenize=text.tokenize, lowercase=text.lowercase)
         return _bootstrap(metric, hypotheses, references)
-
-
-class _Ter(TER):
-    """TER that counts the edits of a translation once, since that takes longer than all the rest.
-
-    Both tests need them, and systems often agree on a sentence. The method that is overridden is private to sacreBLEU:
-    should its name change one day, the results stay the same and take longer.
-    """
-
-    def __init__(self, *, by_character: bool) -> None:
-        super().__init__(normalized=by_character, asian_support=by_character)
-        self._counted: dict[tuple[str, str], list[float]] = {}  # by translation and references
-
-    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
-        key = (hypothesis, str(ref_kwargs))
-        if key not in self._counted:
-            self._counted[key] = super()._compute_segment_statistics(hypothesis, ref_kwargs)
-        return self._counted[key]
 
 
 def resampling_seed() -> str:
@@ -175,11 +157,22 @@ def compare_systems(
 
     The systems are by name; the references are one or several lists of as many texts.
     """
+    comparisons = _compare_by_sacrebleu(systems, references, metrics=metrics)
+    for field in [name for name in metrics.chosen if name not in metrics.own]:
+        try:
+            comparisons.append(_compare_by_other(field, systems, references, metrics=metrics))
+        except InputError as error:
+            log.warning("left out: %s", error)
+    return comparisons
+
+
+def _compare_by_sacrebleu(
+    systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]], *, metrics: Metrics
+) -> list[MetricComparison]:
     # Both tests score all systems by all metrics; the resamples are those of the bootstrap.
-    by_name: dict[str, Metric] = {"BLEU": metrics.bleu, "CHRF": metrics.chrf, "TER": metrics.ter}
     named = list(systems.items())
-    bootstrap = PairedTest(named, by_name, references, test_type="bs", n_samples=RESAMPLES)
-    randomisation = PairedTest(named, by_name, references, test_type="ar", n_samples=TRIALS)
+    bootstrap = PairedTest(named, metrics.own, references, test_type="bs", n_samples=RESAMPLES)
+    randomisation = PairedTest(named, metrics.own, references, test_type="ar", n_samples=TRIALS)
     signatures, resampled = bootstrap()
     _, randomised = randomisation()
 
@@ -188,11 +181,50 @@ def compare_systems(
     changed = [sum(map(ne, translations, baseline)) for translations in systems.values()]
 
     comparisons = []
-    for name, signature in signatures.items():
+    for field, (name, signature) in zip(metrics.own, signatures.items(), strict=True):
         results = zip(resampled[name], randomised[name], changed, strict=True)
         scores = [_system_score(bootstrapped, permuted, changed=count) for bootstrapped, permuted, count in results]
-        comparisons.append(MetricComparison(metric=name, signature=str(signature), systems=scores))
+        metric = metrics.chosen[field]
+        comparisons.append(
+            MetricComparison(
+                name, str(signature), scores, digits=metric.digits, higher_is_better=metric.higher_is_better
+            )
+        )
     return comparisons
+
+
+def _compare_by_other(
+    field: str, systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]], *, metrics: Metrics
+) -> MetricComparison:
+    """By a metric that is not sacreBLEU's: tested on the scores of the segments, or not at all where it has none."""
+    metric = metrics.chosen[field]
+    measured = [measure_one(field, metric, metrics.text, lines, references) for lines in systems.values()]
+    segments = [one.segments for one in measured if one.segments is not None]
+    if len(segments) < len(measured):
+        return untested([name_score(metric, one) for one in measured])
+    tested = compare_segments(metric.name, segments, signature=measured[0].signature)
+    return replace(tested, digits=metric.digits, higher_is_better=metric.higher_is_better)
+
+
+def untested(scores: Sequence[NamedScore]) -> MetricComparison:
+    """The scores of all systems by one metric, of which no more is known."""
+    first = scores[0]
+    systems = [SystemScore(one.value, None, None, p_bootstrap=None, p_randomisation=None) for one in scores]
+    return MetricComparison(
+        first.name, first.signature, systems, digits=first.digits, higher_is_better=first.higher_is_better
+    )
+
+
+def about_metrics(metrics: Sequence[MetricComparison]) -> str:
+    """Which of them are better where they are lower, and which are not tested, in words."""
+    lower = dict.fromkeys(one.metric for one in metrics if not one.higher_is_better)
+    bare = dict.fromkeys(one.metric for one in metrics if not one.systems[0].has_interval)
+    text = f"A lower {' or '.join(lower)} is better."
+    if bare:
+        text += (
+            f" {', '.join(bare)}: {NOT_TESTED}, without scores of sentences (scores=[NAME] measures them, if it can)."
+        )
+    return text
 
 
 def compare_segments(judge: str, systems: Sequence[Sequence[float]], *, signature: str) -> MetricComparison:

@@ -17,8 +17,10 @@ from transformer.decoding.loading import build_translator
 from transformer.decoding.ranks import build_by_turns
 from transformer.distributed import Wait
 from transformer.errors import CheckpointError
-from transformer.evaluation.score import bleu_metric, measure
+from transformer.evaluation.metrics import ALWAYS, bleu_metric, choose, named
+from transformer.evaluation.score import measure
 from transformer.evaluation.sets import Sets, digest_sets, keep_translations, score_sets, share_sets, translate_pairs
+from transformer.plugins import ScoreMetric
 from transformer.records import Results, Scores
 from transformer.run_dir import DEV
 from transformer.training.start import Run
@@ -41,7 +43,13 @@ def is_finished(run: Run) -> bool:
         and results.test_digest == digest_sets(run.test)
         and (results.dev is None or results.dev_digest == run.dev.digest)
         and all(_has_words_of(run, name, scores) for name, scores in results.scores.items())
+        and all(_chosen(run).keys() - ALWAYS.keys() <= named(scores).keys() for scores in results.scores.values())
     )
+
+
+def _chosen(run: Run) -> dict[str, ScoreMetric]:
+    """The metrics of the run; which of them cannot be had was said at its start."""
+    return choose(run.job.data.scores, level=logging.DEBUG)
 
 
 def _has_words_of(run: Run, name: str, scores: Scores) -> bool:
@@ -110,7 +118,11 @@ def _average(run: Run) -> Checkpoint:
 def _score(run: Run, sets: Sets, translations: Mapping[str, Sequence[str]]) -> dict[str, Scores]:
     """The scores of each set."""
     data = run.job.data
-    scorers = {name: partial(measure, tgt_lang=data.tgt_lang_of(name), tokenize=data.bleu_tokenize) for name in sets}
+    metrics = _chosen(run)
+    scorers = {
+        name: partial(measure, tgt_lang=data.tgt_lang_of(name), tokenize=data.bleu_tokenize, metrics=metrics)
+        for name in sets
+    }
     return score_sets(sets, translations, scorers=scorers)
 
 

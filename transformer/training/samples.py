@@ -8,6 +8,7 @@ from itertools import islice
 from types import TracebackType
 
 from transformer import plugins
+from transformer.evaluation.metrics import named
 from transformer.plugins import Sink
 from transformer.records import Results
 from transformer.tracking import HIDDEN_BY_BAR, Tracker, hyper_parameters
@@ -98,6 +99,6 @@ def show_scores(results: Results, sinks: Sequence[Sink]) -> None:
     """Show the scores of the averaged model, of its test sets or of the dev set."""
     values: dict[str, float] = {}
     for name, scores in results.scores.items():
-        values |= {f"scores/{name}/bleu": scores.bleu, f"scores/{name}/chrf": scores.chrf}
+        values |= {f"scores/{name}/{field}": score.value for field, score in named(scores).items()}
     for sink in sinks:
         sink.scalars(results.steps, values)

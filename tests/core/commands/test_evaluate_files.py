@@ -44,14 +44,16 @@ def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, An
 def test_evaluate_prints_scores_and_signatures_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One bigram, two trigrams and three 4-grams of the first sentence are wrong; it is one word short."""
     found = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")
-    names = ("bleu", "chrf", "chrf_plus_plus")
-    assert list(found) == [*(key for name in names for key in (name, f"{name}_signature")), "judges"]
+    names = ("bleu", "chrf", "chrf_plus_plus", "ter", "paper_bleu")
+    assert list(found) == [*(key for name in names for key in (name, f"{name}_signature")), "others", "judges"]
+    assert (found["paper_bleu"], found["paper_bleu_signature"]) == (None, None)
     precisions = 14 / 14 * 11 / 12 * 8 / 10 * 5 / 8
     assert found["bleu"] == pytest.approx(100 * precisions**0.25 * 2.718281828459045 ** (1 - 15 / 14))
     version = importlib.metadata.version("sacrebleu")
     assert found["bleu_signature"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{version}"
     assert found["chrf_signature"] == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}"
     assert found["chrf_plus_plus_signature"] == found["chrf_signature"].replace("nw:0", "nw:2")
+    assert found["ter_signature"] == f"nrefs:1|case:lc|tok:tercom|norm:no|punct:yes|asian:no|version:{version}"
 
 
 def test_evaluate_takes_several_references_gzip_and_standard_input(
@@ -82,18 +84,23 @@ def test_evaluate_takes_a_reference_with_a_comma_in_quotes(folder: Path, capsys:
 def test_evaluate_tells_the_two_bleus_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=de")
     found = printed(capsys, "hypotheses=hyp", "references=ref", "data.tgt_lang=deu", "paper_bleu=true")
-    assert {key: found[key] for key in plain} == plain
-    assert sorted(found) == sorted([*plain, "paper_bleu", "paper_bleu_signature"])
+    assert {key: found[key] for key in plain if plain[key] is not None} == {
+        key: value for key, value in plain.items() if value is not None
+    }
+    assert found["paper_bleu"] > 0
     assert "tok:moses-de+hyphens-split" in found["paper_bleu_signature"]
 
     evaluate("hypotheses=hyp", "references=ref", "data.tgt_lang=de", "paper_bleu=true", "lowercase=true")
     first, *others = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"BLEU \d+\.\d\d, chrF \d+\.\d\d, chrF\+\+ \d+\.\d\d, BLEU as papers count \d+\.\d\d", first)
+    assert re.fullmatch(
+        r"BLEU \d+\.\d\d, chrF \d+\.\d\d, chrF\+\+ \d+\.\d\d, TER \d+\.\d\d, BLEU as papers count \d+\.\d\d", first
+    )
     assert [line.split(": ")[0] for line in others] == [
         "  files",
         "  BLEU",
         "  chrF",
         "  chrF++",
+        "  TER",
         "  BLEU as papers count",
     ]
     assert others[0] == "  files: hyp against ref"
@@ -142,4 +149,4 @@ def test_evaluate_gives_a_published_score(capsys: pytest.CaptureFixture[str]) ->
 
 def test_evaluate_has_few_keys() -> None:
     shared = ("run_dir", "checkpoint", "device", "precision", "threads", "search.")
-    assert len([key for key in keys_of(EvaluateJob) if not key.startswith(shared)]) <= 21
+    assert len([key for key in keys_of(EvaluateJob) if not key.startswith(shared)]) <= 22

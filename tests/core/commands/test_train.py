@@ -494,9 +494,9 @@ def test_train_prints_the_results_of_a_finished_run_again(
     run_command("train", job)
     printed = capsys.readouterr().out
     results = results_of(finished)
-    assert re.findall(r"^(\w+) +BLEU ([0-9.]+), chrF ([0-9.]+), chrF\+\+ [0-9.]+$", printed, re.MULTILINE) == [
-        (name, f"{scores['bleu']:.2f}", f"{scores['chrf']:.2f}") for name, scores in results["test_sets"].items()
-    ]
+    assert re.findall(
+        r"^(\w+) +BLEU ([0-9.]+), chrF ([0-9.]+), chrF\+\+ [0-9.]+, TER [0-9.]+$", printed, re.MULTILINE
+    ) == [(name, f"{scores['bleu']:.2f}", f"{scores['chrf']:.2f}") for name, scores in results["test_sets"].items()]
     assert f"\n  BLEU: {results['test_sets']['test']['bleu_signature']}\n" in printed
     assert "beam 4, alpha 0.6" in printed
     assert "mean of steps 40, 50, 60" in printed
@@ -1090,7 +1090,8 @@ def test_train_without_a_test_set_scores_the_average_on_the_dev_set(
     assert dev["bleu"] == sacrebleu.corpus_bleu(translations, [lines_of(corpus.dev.tgt)], force=True).score
     best = results["validations"][0]
     assert capsys.readouterr().out.splitlines() == [
-        f"dev  BLEU {dev['bleu']:.2f}, chrF {dev['chrf']:.2f}, chrF++ {dev['chrf_plus_plus']:.2f}",
+        f"dev  BLEU {dev['bleu']:.2f}, chrF {dev['chrf']:.2f}, chrF++ {dev['chrf_plus_plus']:.2f}, "
+        f"TER {dev['ter']:.2f}",
         f"  model: {tmp_path / 'a'}, mean of steps 4, seed 1, data {results['data_digest'][:12]}",
         "  search: beam 4, alpha 0.6, source + 4 at most",
         f"  best validation: step 4, greedy BLEU {best['bleu']:.2f}, chrF {best['chrf']:.2f}",
@@ -1098,6 +1099,7 @@ def test_train_without_a_test_set_scores_the_average_on_the_dev_set(
         f"  BLEU: {dev['bleu_signature']}",
         f"  chrF: {dev['chrf_signature']}",
         f"  chrF++: {dev['chrf_plus_plus_signature']}",
+        f"  TER: {dev['ter_signature']}",
     ]
 
     # Another text of the dev set is scored anew, though nothing is left to train.

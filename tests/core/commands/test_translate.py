@@ -63,7 +63,7 @@ from transformer.evaluation.sets import (
 from transformer.files import write_json
 from transformer.layout import Padded
 from transformer.model.transformer import parameters_by_name
-from transformer.records import Best, PaperScores, Resolved, Results, RunRecord, Scores, Validation
+from transformer.records import Best, Resolved, Results, RunRecord, Scores, Validation
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
 
@@ -716,13 +716,14 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
     assert results.search == SEARCH
     news, talks = results.test_sets["news"], results.test_sets["talks"]
     assert format_results(run_dir, results).splitlines() == [
-        f"news   BLEU {news.bleu:.2f}, chrF {news.chrf:.2f}, chrF++ {news.chrf_plus_plus:.2f}",
-        f"talks  BLEU {talks.bleu:.2f}, chrF {talks.chrf:.2f}, chrF++ {talks.chrf_plus_plus:.2f}",
+        f"news   BLEU {news.bleu:.2f}, chrF {news.chrf:.2f}, chrF++ {news.chrf_plus_plus:.2f}, TER {news.ter:.2f}",
+        f"talks  BLEU {talks.bleu:.2f}, chrF {talks.chrf:.2f}, chrF++ {talks.chrf_plus_plus:.2f}, TER {talks.ter:.2f}",
         f"  model: {run_dir}, mean of steps 20, 30, seed 1, data unknown",
         "  search: beam 4, alpha 0.6, source + 8 at most",
         f"  BLEU: {news.bleu_signature}",
         f"  chrF: {news.chrf_signature}",
         f"  chrF++: {news.chrf_plus_plus_signature}",
+        f"  TER: {news.ter_signature}",
     ]
     assert not list((run_dir / "hypotheses").glob("*.hyp"))
 
@@ -732,9 +733,9 @@ def test_evaluate_scores_the_run_s_sets(run_dir: Path) -> None:
 def test_evaluate_scores_as_it_is_told(run_dir: Path) -> None:
     """In the language that is given, without case, with the papers' BLEU beside the score."""
     german = evaluate(evaluation(run_dir, lowercase=True, paper_bleu=True)).test_sets["news"]
-    assert isinstance(german, PaperScores)
     assert "|case:lc|eff:no|tok:13a|" in german.bleu_signature
     assert "|case:lc|" in german.chrf_signature
+    assert german.paper_bleu_signature is not None
     assert "|case:lc|eff:no|tok:moses-de+hyphens-split|" in german.paper_bleu_signature
     chinese = evaluate(evaluation(run_dir, data=ScoredText(tgt_lang="zh-Hant"))).test_sets["news"]
     assert "|case:mixed|eff:no|tok:zh|" in chinese.bleu_signature
@@ -761,10 +762,10 @@ def test_evaluate_prints_json(run_dir: Path, capsys: pytest.CaptureFixture[str])
     run_command("evaluate", evaluation(run_dir, format=Format.json))
     found = json.loads(capsys.readouterr().out)
     assert list(found["test_sets"]) == ["news", "talks"]
-    names = ("bleu", "chrf", "chrf_plus_plus")
+    names = ("bleu", "chrf", "chrf_plus_plus", "ter", "paper_bleu")
     assert list(found["test_sets"]["news"]) == [
         *(key for name in names for key in (name, f"{name}_signature")),
-        "judges",
+        *("others", "judges"),
     ]
     assert (found["averaged"], found["search"]["beam_size"]) == ([20, 30], 4)
 

@@ -346,6 +346,10 @@ def document(kind: type) -> dict[str, Any]:
     scores = {
         **{"bleu": 1.0, "bleu_signature": "s", "chrf": 2.0, "chrf_signature": "s"},
         **{"chrf_plus_plus": 1.5, "chrf_plus_plus_signature": "s", "judges": {}},
+        **{"ter": 60.0, "ter_signature": "s", "paper_bleu": 1.0, "paper_bleu_signature": "s"},
+        "others": {
+            "kiwi": {"name": "Kiwi", "value": 0.5, "signature": "s", "digits": 4, "higher_is_better": True},
+        },
     }
     imported = {"source": "hf:a/b", "revision": "c", "licence": "mit", "card": "text", "sha256": {"config.json": "f"}}
     resolved = {"device": "cpu", "precision": "fp32", "threads": 1, "max_tokens": 300, "layout": "packed"}
@@ -444,6 +448,7 @@ def test_from_json_refuses_other_keys_and_types(kind: type) -> None:
             "extra",
             "failures",
             "judges",
+            "others",
             "sha256",
             "packages",
         ):

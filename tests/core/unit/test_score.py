@@ -46,7 +46,7 @@ def command_line(
     """What `sacrebleu` prints, at full precision, with its signatures."""
     for name, texts in (("hyp", hypotheses), ("ref", references)):
         (folder / name).write_bytes("".join(f"{text}\n" for text in texts).encode("utf-8"))
-    arguments = ["ref", *("-i", "hyp"), *("-l", pair), *("-m", "bleu", "chrf"), *("-w", "12"), *flags]
+    arguments = ["ref", *("-i", "hyp"), *("-l", pair), *("-m", "bleu", "chrf", "ter"), *("-w", "12"), *flags]
     command = [sys.executable, "-m", "sacrebleu", *arguments]
     environment = {**os.environ, "SACREBLEU": str(folder)}
     done = subprocess.run(command, cwd=folder, capture_output=True, check=True, env=environment)
@@ -82,13 +82,21 @@ def test_score_equals_the_command_line(tmp_path: Path, language: str, lowercase:
 
     pair = "de-en" if language == "en" else f"en-{language}"
     expected = command_line(
-        tmp_path, hypotheses, references, pair, flags=["-lc", "--chrf-lowercase"] if lowercase else []
+        tmp_path,
+        hypotheses,
+        references,
+        pair,
+        flags=[
+            *(["-lc", "--chrf-lowercase"] if lowercase else []),
+            *(["--ter-normalized", "--ter-asian-support"] if language in ("ja", "zh") else []),
+        ],
     )
     found = score(hypotheses, references, tgt_lang=language, lowercase=lowercase)
     assert f"|case:{'lc' if lowercase else 'mixed'}|" in found.bleu_signature
     assert found.bleu == pytest.approx(expected["BLEU"][0], rel=0, abs=1e-9)
     assert found.chrf == pytest.approx(expected["chrF2"][0], rel=0, abs=1e-9)
     assert (found.bleu_signature, found.chrf_signature) == (expected["BLEU"][1], expected["chrF2"][1])
+    assert found.ter == pytest.approx(expected["TER"][0], rel=0, abs=1e-9)
     assert to_json(found) == {
         "bleu": found.bleu,
         "bleu_signature": expected["BLEU"][1],
@@ -96,6 +104,11 @@ def test_score_equals_the_command_line(tmp_path: Path, language: str, lowercase:
         "chrf_signature": expected["chrF2"][1],
         "chrf_plus_plus": found.chrf_plus_plus,
         "chrf_plus_plus_signature": expected["chrF2"][1].replace("|nw:0|", "|nw:2|"),
+        "ter": found.ter,
+        "ter_signature": expected["TER"][1],
+        "paper_bleu": None,
+        "paper_bleu_signature": None,
+        "others": {},
         "judges": {},
     }
 

@@ -18,6 +18,7 @@ from transformer.cost import count_parameters, step_flops
 from transformer.data.hub import CardScore, CardSet, card_head, name_on_hub
 from transformer.data.report import DataReport, SetReport
 from transformer.data.training_text import is_training_set
+from transformer.evaluation.metrics import ALWAYS, named
 from transformer.evaluation.sets import Sets, describe_origin
 from transformer.integrations.push.job import PushJob
 from transformer.records import Imported, Results, RunRecord, Scores
@@ -26,6 +27,8 @@ from transformer.tools.markdown import code, fenced, markdown_table, plain
 from transformer.tools.report.overview import format_duration
 from transformer.tools.report.provenance import train_overrides
 from transformer.vocabulary import describe_vocab_size
+
+NAMES_ON_HUB = {"chrf_plus_plus": "chrf"}  # of metrics, where the hub has another than a field
 
 MOST_DIGESTS = 2  # of the files of a set
 DIGITS = 12  # of a digest
@@ -101,13 +104,12 @@ def _card_set(subject: Subject, name: str, scores: Scores) -> CardSet:
     origin = None if of_set is None else of_set.origin
     is_of_hub = origin is not None and origin.revision is not None
     found = [
-        CardScore("bleu", "BLEU", scores.bleu, scores.bleu_signature),
-        CardScore("chrf", "chrF", scores.chrf, scores.chrf_signature),
+        CardScore(NAMES_ON_HUB.get(field, field), score.name, round(score.value, score.digits), score.signature)
+        for field, score in named(scores).items()
     ]
-    if scores.chrf_plus_plus is not None:
-        found.append(CardScore("chrf", "chrF++", scores.chrf_plus_plus, scores.chrf_plus_plus_signature))
     found += [
-        CardScore(judge, judge, judgement.system, judgement.version) for judge, judgement in scores.judges.items()
+        CardScore(judge, judge, round(judgement.system, 4), judgement.version)
+        for judge, judgement in scores.judges.items()
     ]
     return CardSet(
         name=name,
@@ -174,16 +176,14 @@ def _scores(subject: Subject) -> list[str]:
     if results is None:
         return [*lines, "These weights were not scored on a test set."]
 
-    # A row for each set.
-    judges = list(dict.fromkeys(judge for scores in subject.scores.values() for judge in scores.judges))
+    # A row for each set, a column for each score that one of them has.
+    shown = {name: _cells(scores) for name, scores in subject.scores.items()}
+    columns = list(dict.fromkeys(column for cells in shown.values() for column in cells))
     rows = []
-    for name, scores in subject.scores.items():
-        plus_plus = "" if scores.chrf_plus_plus is None else f"{scores.chrf_plus_plus:.2f}"
-        of_judges = [f"{scores.judges[judge].system:.4f}" if judge in scores.judges else "" for judge in judges]
+    for name, cells in shown.items():
         count = f"{len(subject.sets[name]):,}" if name in subject.sets else ""
-        rows.append([plain(name), count, f"{scores.bleu:.2f}", f"{scores.chrf:.2f}", plus_plus, *of_judges])
-    titles = ["test set", "sentences", "BLEU", "chrF", "chrF++", *map(plain, judges)]
-    lines += markdown_table(titles, rows, left={0})
+        rows.append([plain(name), count, *(cells.get(column, "") for column in columns)])
+    lines += markdown_table(["test set", "sentences", *map(plain, columns)], rows, left={0})
 
     # What they depend on.
     origin = describe_origin(results.averaged, steps=results.steps, seed=results.seed, data_digest=results.data_digest)
@@ -191,10 +191,11 @@ def _scores(subject: Subject) -> list[str]:
     settings = f"beam {search.beam_size}, length penalty {search.length_penalty}"
     if results.engine is not None:
         settings += f", by {plain(results.engine)}"
+    own = [metric.name for field, metric in ALWAYS.items() if any(field in named(of) for of in subject.scores.values())]
     lines += [
         "",
-        f"Model: {plain(origin)}. Search: {settings}. BLEU, chrF",
-        "and chrF++ are those of sacreBLEU, and compare only with scores of the same signature:",
+        f"Model: {plain(origin)}. Search: {settings}.",
+        f"{', '.join(own[:-1])} and {own[-1]} are those of sacreBLEU, and compare only where the signature is the same:",
         "",
         *(f"- {line}" for line in _signatures(subject.scores)),
     ]
@@ -203,13 +204,17 @@ def _scores(subject: Subject) -> list[str]:
     return [*lines, "", "One training, with one seed: what other seeds would differ by is not measured."]
 
 
+def _cells(scores: Scores) -> dict[str, str]:
+    """The scores of a set and of judges, by what their column is called."""
+    cells = {score.name: f"{score.value:.{score.digits}f}" for score in named(scores).values()}
+    return cells | {judge: f"{judgement.system:.4f}" for judge, judgement in scores.judges.items()}
+
+
 def _signatures(scores: Mapping[str, Scores]) -> list[str]:
     """How the scores were made, each once."""
     lines = []
     for of_set in scores.values():
-        lines += [f"BLEU {code(of_set.bleu_signature)}", f"chrF {code(of_set.chrf_signature)}"]
-        if of_set.chrf_plus_plus_signature is not None:
-            lines.append(f"chrF++ {code(of_set.chrf_plus_plus_signature)}")
+        lines += [f"{plain(score.name)} {code(score.signature)}" for score in named(of_set).values()]
         lines += [
             f"{plain(judge)} {code(judgement.version or 'unknown version')}"
             for judge, judgement in of_set.judges.items()

@@ -1,7 +1,7 @@
 """`transformer compare`: the translations of two systems or more, each beside those of the first, the baseline.
 
 the text that finished runs keep, or files, by `texts`; nothing is decoded
-  -> scores     BLEU, chrF and TER with their intervals and two tests of significance, by `significance`
+  -> scores     those of `evaluate` with their intervals and two tests of significance, by `significance`
   -> lengths    BLEU and chrF of short and of long sentences, by `lengths`
   -> rarity     how well frequent and rare words are translated, by `words`
   -> kept       how much of what must stay as it is arrives: numbers, URLs, names, tags
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from transformer.config.settings import TAG
+from transformer.evaluation.metrics import choose
+from transformer.plugins import ScoreSettings
 from transformer.tools import significance
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.compare.kept import KeptRow, count_kept
@@ -29,7 +31,14 @@ from transformer.tools.compare.words import (
     score_by_rarity,
     word_splitter,
 )
-from transformer.tools.significance import MetricComparison, Metrics, compare_segments, compare_systems, resampling_seed
+from transformer.tools.significance import (
+    MetricComparison,
+    Metrics,
+    compare_segments,
+    compare_systems,
+    resampling_seed,
+    untested,
+)
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +88,7 @@ def compare(job: CompareJob) -> Comparison:
     CheckpointError where a run directory is damaged.
     """
     seed = resampling_seed()  # before any time is spent
+    chosen = choose(job.scores)
 
     # What is compared, and by what.
     if job.hypotheses:
@@ -87,7 +97,7 @@ def compare(job: CompareJob) -> Comparison:
         check_systems(job.runs, "transformer compare runs/a runs/b")
         material = read_runs(job.runs, tgt_lang=job.data.tgt_lang, tokenize=job.bleu_tokenize)
     metrics_of = {
-        (tgt_lang, tokenize): Metrics.of(tgt_lang=tgt_lang, tokenize=tokenize, lowercase=job.lowercase)
+        (tgt_lang, tokenize): Metrics.of(ScoreSettings(tgt_lang, tokenize, job.lowercase), chosen)
         for tgt_lang, tokenize in dict.fromkeys((texts.tgt_lang, texts.tokenize) for texts in material.sets.values())
     }
     counts_of: dict[str, WordCounts | None] = {}  # by tokenizer: the training text is read once for each
@@ -116,9 +126,12 @@ def compare(job: CompareJob) -> Comparison:
 
 
 def compare_all(texts: Texts, metrics: Metrics) -> list[MetricComparison]:
-    """The comparisons by BLEU, chrF and TER, and by what judges have said of all systems."""
-    scores = compare_systems(texts.translations, texts.references, metrics=metrics)
-    return scores + [compare_segments(of.judge, of.segments, signature=of.command) for of in texts.judged]
+    """The comparisons by all metrics, by what else the runs were scored by, and by what judges have said of them."""
+    return [
+        *compare_systems(texts.translations, texts.references, metrics=metrics),
+        *(untested(scores) for field, scores in texts.stored.items() if field not in metrics.chosen),
+        *(compare_segments(of.judge, of.segments, signature=of.command) for of in texts.judged),
+    ]
 
 
 # ---- the comparison of a test set -----------------------------------------------------------------------------------

@@ -10,7 +10,14 @@ from transformer.tools.compare.command import Change, Comparison, SetComparison
 from transformer.tools.compare.kept import KeptRow
 from transformer.tools.compare.lengths import LengthRow
 from transformer.tools.compare.words import RarityRow
-from transformer.tools.significance import ABOUT_BOOTSTRAP, SIGNIFICANT, MetricComparison, SystemScore
+from transformer.tools.significance import (
+    ABOUT_BOOTSTRAP,
+    NOT_TESTED,
+    SIGNIFICANT,
+    MetricComparison,
+    SystemScore,
+    about_metrics,
+)
 
 
 def format_comparison(comparison: Comparison) -> str:
@@ -57,25 +64,30 @@ def _format_scores(systems: Sequence[str], scores: Sequence[MetricComparison]) -
         of_system = [of_metric.systems[number] for of_metric in scores]
         rows.append([system, *(_format_score(of_metric.systems[number], of_metric.digits) for of_metric in scores)])
         if number > 0:
-            marked = [_format_p(score.p_randomisation) + "*" * score.is_significant for score in of_system]
+            marked = [_format_p(score, score.p_randomisation) + "*" * score.is_significant for score in of_system]
             rows.append(["p, approximate randomisation", *marked])
-            rows.append(["p, paired bootstrap", *(_format_p(score.p_bootstrap) for score in of_system)])
+            rows.append(["p, paired bootstrap", *(_format_p(score, score.p_bootstrap) for score in of_system)])
     return _format_table(rows)
 
 
 def _format_score(score: SystemScore, digits: int) -> str:
+    if score.mean is None or score.half_width is None:
+        return f"{score.score:.{digits}f}"
     return f"{score.score:.{digits}f} ({score.mean:.{digits}f} ± {score.half_width:.{digits}f})"
 
 
-def _format_p(p: float | None) -> str:
+def _format_p(score: SystemScore, p: float | None) -> str:
+    if not score.has_interval:
+        return NOT_TESTED
     return "same text" if p is None else f"{p:.4f}"
 
 
 def _about_tests(comparison: Comparison) -> str:
+    metrics = [metric for test_set in comparison.test_sets.values() for metric in test_set.scores]
     return (
         f"p is the probability of a difference from {comparison.systems[0]} at least as large as this one by chance, "
         f"if both were the same system, by approximate randomisation; * marks {SIGNIFICANT} or less. {ABOUT_BOOTSTRAP} "
-        f"A lower TER is better. The tests are sacreBLEU's, with {comparison.resamples:,} resamples and "
+        f"{about_metrics(metrics)} The tests are sacreBLEU's, with {comparison.resamples:,} resamples and "
         f"{comparison.trials:,} randomisations, seed {comparison.seed}."
     )
 

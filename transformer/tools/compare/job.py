@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from transformer.config.jobs import Job, ScoredText
+from transformer.config.jobs import Job, ScoredText, check_score_names
 from transformer.config.settings import BleuTokenizer, Format, at_least, option, require
 
 
@@ -20,12 +20,14 @@ class CompareJob(Job):
     bleu_tokenize: BleuTokenizer | None = option(
         None, "how BLEU splits text into words, by sacreBLEU's names (null: as the first run, else by the language)"
     )
+    scores: list[str] = option([], "scores of other installed packages, beside the package's own")
     lowercase: bool = option(False, "score without regard to case")
     changed: int = option(5, "show this many of the sentences whose translations changed most")
     format: Format = option(Format.text, "text (Markdown) for people, or JSON for programs")
 
     def __post_init__(self) -> None:
         at_least(self, "", 0, "changed")
+        check_score_names(self.scores)
         require(not (self.runs and self.hypotheses), "runs and hypotheses: choose one")
         require(bool(self.hypotheses) == bool(self.references), "hypotheses and references belong together: set both")
         if self.hypotheses:

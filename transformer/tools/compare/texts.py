@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transformer.config.settings import TAG, BleuTokenizer
@@ -10,9 +10,10 @@ from transformer.data.corpus import Pair, is_blank
 from transformer.errors import InputError
 from transformer.evaluation.files import read_parallel
 from transformer.evaluation.judgements import JudgedText, read_judgements
+from transformer.evaluation.metrics import ALWAYS, named
 from transformer.evaluation.score import check_plain_text
 from transformer.evaluation.sets import check_kept, read_set, read_translations
-from transformer.records import Results
+from transformer.records import NamedScore, Results
 from transformer.run_dir import HYPOTHESIS, RunDir
 from transformer.run_names import run_path
 from transformer.tools.compare.job import CompareJob
@@ -37,6 +38,7 @@ class Texts:
     tgt_lang: str
     tokenize: BleuTokenizer | None  # how BLEU cuts it into words; None: by the language
     judged: list[Judged] = field(default_factory=list)
+    stored: dict[str, list[NamedScore]] = field(default_factory=dict)  # by plug-ins, as the runs keep them
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,14 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuToken
             _check_same_text(test_set, pairs, kept[name][test_set], runs=(baseline, name))
         translations = {name: read_translations(run, test_set) for name, run in runs.items()}
         judged, reasons = _judged(test_set, runs, kept, translations)
-        notes += reasons
+        stored, more_reasons = _stored(test_set, results)
+        notes += reasons + more_reasons
         sets[test_set] = Texts(
             sources=[source for source, _ in pairs],
             references=[[reference for _, reference in pairs]],
             translations=translations,
             judged=judged,
+            stored=stored,
             tgt_lang=tgt_lang or data.tgt_lang_of(test_set),
             tokenize=tokenize or data.bleu_tokenize,
         )
@@ -166,6 +170,24 @@ def _judged(
     return judged, notes
 
 
+def _stored(test_set: str, results: Mapping[str, Results]) -> tuple[dict[str, list[NamedScore]], list[str]]:
+    """The scores of plug-ins that all runs have, and why others do not count. Nothing is measured."""
+    of_runs = {name: named(of_run.test_sets[test_set]) for name, of_run in results.items()}
+    stored = {}
+    notes = []
+    for score in dict.fromkeys(score for of_run in of_runs.values() for score in of_run if score not in ALWAYS):
+        missing = [name for name, of_run in of_runs.items() if score not in of_run]
+        if missing:
+            notes.append(f"{', '.join(missing)} without {score} on {test_set}: left out.")
+            continue
+        scores = [of_run[score] for of_run in of_runs.values()]
+        if len({replace(one, value=0.0) for one in scores}) > 1:
+            notes.append(f"{score} of {test_set} was not measured alike: left out.")
+            continue
+        stored[score] = scores
+    return stored, notes
+
+
 def check_systems(names: Sequence[str], usage: str) -> None:
     """Raise InputError for fewer than two systems, and for one that is named twice."""
     if len(names) < 2:
@@ -206,13 +228,12 @@ def _check_signatures(baseline: str, name: str, *, results: Mapping[str, Results
     They differ where the language does, or the version of sacreBLEU; then the scores cannot be compared.
     """
     for test_set in test_sets:
-        ours = results[baseline].test_sets[test_set]
-        theirs = results[name].test_sets[test_set]
-        pairs = (
-            (ours.bleu_signature, theirs.bleu_signature),
-            (ours.chrf_signature, theirs.chrf_signature),
-        )
-        for one, other in pairs:
+        ours = named(results[baseline].test_sets[test_set])
+        theirs = named(results[name].test_sets[test_set])
+        for name_of_score in ALWAYS:
+            if name_of_score not in ours or name_of_score not in theirs:  # an earlier version stored fewer
+                continue
+            one, other = ours[name_of_score].signature, theirs[name_of_score].signature
             if one != other:
                 raise InputError(
                     f"{baseline} and {name} were not scored alike on {test_set}: {one} and {other}; "

@@ -60,7 +60,7 @@ def word_splitter(metrics: Metrics) -> Tokenise:
     """A function that splits a text into the words that BLEU counts."""
 
     def split(text: str) -> Sequence[str]:
-        words: str = metrics.bleu.tokenizer(text.lower() if metrics.lowercase else text)
+        words: str = metrics.bleu.tokenizer(text.lower() if metrics.text.lowercase else text)
         return words.split()
 
     return split

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformer.config.jobs import Job
+from transformer.config.jobs import Job, check_score_names
 from transformer.config.settings import Device, at_least, at_most, option, require
 
 
@@ -14,6 +14,7 @@ class ReportJob(Job):
         [], "run directories, or runs on the hub (hf:OWNER/NAME); `report runs/a runs/b` sets this"
     )
     output: str = option("report.html", "the page to write")
+    scores: list[str] = option([], "scores of other installed packages, beside the package's own")
     samples: int = option(20, "number of sentences shown of each test set, from the best to the worst")
     checkpoints: int = option(
         5, "number of the kept checkpoints with which to translate the dev set, for the intervals of their BLEU"
@@ -23,6 +24,7 @@ class ReportJob(Job):
     threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
 
     def __post_init__(self) -> None:
+        check_score_names(self.scores)
         at_least(self, "", 0, "samples", "checkpoints", "attention")
         at_least(self, "", 1, "threads")
         at_most(self, "", 200, "samples")

@@ -130,7 +130,7 @@ def choose_samples(name: str, texts: Texts, metrics: Metrics, *, count: int) -> 
     ranked = sorted(range(len(scores)), key=lambda place: (not is_exact[place], -scores[place]))
     chosen = spread(ranked[max(0, sum(is_exact) - 1) :], count)
 
-    by_character = language_of(metrics.tgt_lang, "data.tgt_lang") in UNSPACED
+    by_character = language_of(metrics.text.tgt_lang, "data.tgt_lang") in UNSPACED
     units = "characters" if by_character else "words"
     return SampleSet(
         name=shorten(name),

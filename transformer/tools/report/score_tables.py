@@ -11,7 +11,7 @@ from transformer.tools.page import Component
 from transformer.tools.report.blocks import Block, Cell, Marked, Note, Scale, Score, Table, section
 from transformer.tools.report.reading import RunReading
 from transformer.tools.report.scores import AVERAGED, CheckpointScore, Scored, SetScores
-from transformer.tools.significance import ABOUT_BOOTSTRAP, SIGNIFICANT, SystemScore
+from transformer.tools.significance import ABOUT_BOOTSTRAP, NOT_TESTED, SIGNIFICANT, SystemScore, about_metrics
 
 
 def scores_section(scored: Sequence[Scored], reasons: Sequence[str]) -> Component:
@@ -30,7 +30,7 @@ def scores_section(scored: Sequence[Scored], reasons: Sequence[str]) -> Componen
 def _score_table(group: Scored, test_set: SetScores) -> Table:
     """A row for each run: BLEU, whose interval is drawn, the other metrics, and the tests against the first run."""
     bleu, *others = test_set.scores
-    scale = Scale.of((system.score, system.half_width) for system in bleu.systems)
+    scale = Scale.of((system.score, system.half_width or 0.0) for system in bleu.systems)
     has_tests = len(group.names) > 1
 
     head = ["", bleu.metric, *(other.metric for other in others)]
@@ -40,7 +40,7 @@ def _score_table(group: Scored, test_set: SetScores) -> Table:
     rows: list[list[Cell]] = []
     for number, name in enumerate(group.names):
         of_run = bleu.systems[number]
-        row: list[Cell] = [name, Score(of_run.score, of_run.half_width, scale)]
+        row: list[Cell] = [name, Score(of_run.score, of_run.half_width or 0.0, scale)]
         row += [_plain_score(other.systems[number], other.digits) for other in others]
         if has_tests:
             row += [_p_values(metric.systems[number], is_baseline=number == 0) for metric in test_set.scores]
@@ -49,11 +49,14 @@ def _score_table(group: Scored, test_set: SetScores) -> Table:
 
 
 def _plain_score(system: SystemScore, digits: int) -> str:
-    return f"{system.score:.{digits}f} ± {system.half_width:.{digits}f}"
+    interval = "" if system.half_width is None else f" ± {system.half_width:.{digits}f}"
+    return f"{system.score:.{digits}f}{interval}"
 
 
 def _p_values(system: SystemScore, *, is_baseline: bool) -> Cell:
     """The p of approximate randomisation and of the paired bootstrap; marked where the first finds a difference."""
+    if not system.has_interval:
+        return NOT_TESTED
     if is_baseline:
         return "baseline"
     if system.p_bootstrap is None or system.p_randomisation is None:
@@ -78,9 +81,10 @@ def _length_table(group: Scored, test_set: SetScores) -> Table:
 
 def _about_scores(scored: Sequence[Scored]) -> str:
     """How to read the tables, and the signatures of the metrics."""
+    metrics = [metric for group in scored for test_set in group.sets for metric in test_set.scores]
     text = (
         f"Each score has its 95 % interval, from {significance.RESAMPLES:,} resamples of the test set. "
-        "A lower TER is better."
+        f"{about_metrics(metrics)}"
     )
     if any(len(group.names) > 1 for group in scored):
         text += (
@@ -89,7 +93,6 @@ def _about_scores(scored: Sequence[Scored]) -> str:
             f"or less. Behind it is that of the paired bootstrap. {ABOUT_BOOTSTRAP}"
         )
 
-    metrics = [metric for group in scored for test_set in group.sets for metric in test_set.scores]
     signatures = dict.fromkeys(f"{metric.metric} {metric.signature}" for metric in metrics)
     return f"{text} Signatures: {'; '.join(signatures)}."
 

@@ -8,13 +8,15 @@ checkpoints come from translating the dev set again, greedily, as validation doe
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformer.config.settings import TORCH, Precision, SearchOverride
 from transformer.decoding.loading import load_translator
 from transformer.errors import InputError, TransformerError
+from transformer.evaluation.metrics import choose
 from transformer.evaluation.sets import read_set
+from transformer.plugins import ScoreMetric, ScoreSettings
 from transformer.run_dir import DEV, STEP_PREFIX, list_steps
 from transformer.tools.compare.command import compare_all
 from transformer.tools.compare.lengths import LengthRow, score_by_length
@@ -60,8 +62,10 @@ class CheckpointScore:
     bleu: Interval
 
 
-def score_runs(runs: Sequence[RunReading], *, samples: int) -> tuple[list[Scored], list[str]]:
+def score_runs(runs: Sequence[RunReading], *, scores: Sequence[str], samples: int) -> tuple[list[Scored], list[str]]:
     """Score the runs that have results together; where that would not be fair, score each by itself.
+
+    By the metrics of `evaluate`, and those of the names `scores`.
 
     The second list has the reasons why runs are not compared, or are left out because they cannot be scored.
     """
@@ -70,8 +74,9 @@ def score_runs(runs: Sequence[RunReading], *, samples: int) -> tuple[list[Scored
         return [], ["There are no scores of a test set: no run has results of one."]
 
     # All runs together.
+    chosen = choose(scores)
     try:
-        return [_score(with_results, samples=samples)], []
+        return [_score(with_results, chosen, samples=samples)], []
     except TransformerError as error:
         if len(with_results) == 1:
             return [], [str(error)]
@@ -81,13 +86,13 @@ def score_runs(runs: Sequence[RunReading], *, samples: int) -> tuple[list[Scored
     scored = []
     for name in with_results:
         try:
-            scored.append(_score([name], samples=samples))
+            scored.append(_score([name], chosen, samples=samples))
         except TransformerError as error:
             reasons.append(str(error))
     return scored, list(dict.fromkeys(reasons))
 
 
-def _score(names: list[str], *, samples: int) -> Scored:
+def _score(names: list[str], chosen: Mapping[str, ScoreMetric], *, samples: int) -> Scored:
     """Score these runs on their test sets.
 
     Raises InputError where the runs cannot be compared, CheckpointError where one is damaged.
@@ -97,7 +102,7 @@ def _score(names: list[str], *, samples: int) -> Scored:
     notes = list(material.notes)
     for name, texts in list(material.sets.items())[:MOST_SETS]:
         log.info("%s: scoring the translations of %s", name, ", ".join(names))
-        metrics = Metrics.of(tgt_lang=texts.tgt_lang, tokenize=texts.tokenize, lowercase=False)
+        metrics = Metrics.of(ScoreSettings(texts.tgt_lang, texts.tokenize), chosen)
         sets.append(_score_set(name, texts, metrics, samples=samples))
     if len(material.sets) > MOST_SETS:
         notes.append(f"{len(material.sets) - MOST_SETS:,} more test sets are left out.")

@@ -22,6 +22,7 @@ from transformer.config.settings import Device
 from transformer.data.source import store_beside
 from transformer.distributed import join_world
 from transformer.errors import CheckpointError, FindingsError, InputError, Stopped
+from transformer.evaluation.metrics import METRICS, named
 from transformer.evaluation.sets import write_sets
 from transformer.machine import most_threads
 from transformer.records import Mark, Results, RunRecord, Start
@@ -44,6 +45,7 @@ EARLY, LATE = 50, 200
 LOSS_BOUNDS = (1e-3, 0.1)
 NORM_BOUNDS = (1e-2, 0.5)
 SCORE_BOUND = 2.0  # points of BLEU or chrF: three standard deviations of the difference between two seeds, about
+OTHER_SCORE_BOUND = 0.05  # as much, of 40 points
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,12 @@ def _job_again(record: RunRecord, goal: _Goal, *, directory: RunDir, folder: Pat
         train = replace(train, validate_every=goal.step + 1, save_every=goal.step + 1)
     if goal.logged is not None:
         train = replace(train, log_every=goal.step)
-    store = config.data.store_dir or str(store_beside(str(directory.path)))
-    return replace(config, run_dir=str(folder / "run"), train=train, data=replace(config.data, store_dir=store))
+    data = replace(
+        config.data,
+        store_dir=config.data.store_dir or str(store_beside(str(directory.path))),
+        scores=config.data.scores if is_whole else [],
+    )
+    return replace(config, run_dir=str(folder / "run"), train=train, data=data)
 
 
 def _train(run: Run, goal: _Goal, *, is_whole: bool) -> None:
@@ -294,13 +300,24 @@ def _compare_results(before: Results, now: Results, *, is_exact: bool) -> Iterat
         if name not in again or before.test_digest != now.test_digest:
             yield Compared(f"the text of data.test.{name}", "what was scored", "changed", agrees=False)
             continue
-        for metric, then, here in (
-            ("BLEU", scores.bleu, again[name].bleu),
-            ("chrF", scores.chrf, again[name].chrf),
-        ):
-            apart = abs(here - then)
-            bound = 0.0 if is_exact else SCORE_BOUND
-            yield Compared(f"{metric} of {name}", repr(then), repr(here), agrees=apart <= bound, deviation=apart)
+        scores_again = named(again[name])
+        for field, score in named(scores).items():
+            if field not in scores_again:  # of another package, and not measured: the log says so
+                continue
+            here = scores_again[field].value
+            apart = abs(here - score.value)
+            yield Compared(
+                f"{score.name} of {name}",
+                repr(score.value),
+                repr(here),
+                agrees=apart <= (0.0 if is_exact else _score_bound(field, score.value)),
+                deviation=apart,
+            )
+
+
+def _score_bound(field: str, value: float) -> float:
+    """How far apart a score may be under other conditions; of one with another scale, relative to itself."""
+    return SCORE_BOUND if field in METRICS else OTHER_SCORE_BOUND * abs(value)
 
 
 # ---- in words -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformer.config.jobs import Job, check_here
+from transformer.config.jobs import Job, check_here, check_score_names
 from transformer.config.settings import Format, option, require
 
 ALL = "all"
@@ -14,9 +14,11 @@ class VerifyJob(Job):
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
     steps: str = option("50", "train so many steps again, or up to the next mark; all: the whole run, with its scores")
+    scores: list[str] = option([], "scores of other packages that the run has, to measure them again, too")
     format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
+        check_score_names(self.scores)
         check_here(self.run_dir, "the training is repeated on its text, which is not on the hub")
         is_count = self.steps.isascii() and self.steps.isdecimal() and 0 < int(self.steps[:20]) < 10**18
         require(self.steps == ALL or is_count, f"steps={self.steps} is neither a number of steps nor `{ALL}`")
