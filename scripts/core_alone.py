@@ -56,7 +56,8 @@ def main(arguments: list[str]) -> int:
         check = "import transformer; assert transformer.__file__.startswith({!r}), transformer.__file__"
         try:
             run("-c", check.format(str(tree)))
-            run("-m", "pytest", "-q", "tests/core", "-m", WANTED, *arguments)
+            tests = [] if any(argument.startswith("tests/") for argument in arguments) else ["tests/core"]
+            run("-m", "pytest", "-q", "-m", WANTED, *tests, *arguments)
             demo = ("train.max_steps=100", "train.save_every=50", "train.validate_every=50", "train.average=2")
             run("-m", "transformer", "train", f"run_dir={temporary}/run", *demo)
         except subprocess.CalledProcessError as error:

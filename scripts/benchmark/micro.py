@@ -404,7 +404,10 @@ def one_attention(
     def both() -> object:
         return torch.autograd.grad(forward(), [x for operands in inputs for x in operands], upstream)
 
-    found = {"forward_ms": replayed(forward, device) / scale.layers, "both_ms": replayed(both, device) / scale.layers}
+    found: Numbers = {
+        "forward_ms": replayed(forward, device) / scale.layers,
+        "both_ms": replayed(both, device) / scale.layers,
+    }
     if count == scale.steps[0]:
         found["kernels"] = kernels_of(both, device, scale.layers)
     return found | {
@@ -587,8 +590,8 @@ def triton_loss(measured: Measured, scale: Scale, device: torch.device) -> None:
     for rows in scale.rows:
         for d_model in scale.widths:
             place = f"loss/{rows}/{d_model}"
-            run = triton_smoothed if has_triton(device) else our_smoothed
-            measured.take(f"{place}/errors", partial(loss_errors, run, d_model, scale, device))
+            checked = triton_smoothed if has_triton(device) else our_smoothed
+            measured.take(f"{place}/errors", partial(loss_errors, checked, d_model, scale, device))
             for kind, run in kinds.items():
                 time = partial(time_loss, run, rows, d_model, vocab_size=scale.vocab_size, device=device)
                 measured.take(f"{place}/{kind}", time)

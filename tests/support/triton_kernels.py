@@ -345,7 +345,8 @@ def joined(lengths: Any) -> bool:
     together = draw(384, 3, 2, 16, seed=1, dtype=torch.float32)
     upstream = draw(384, 2, 16, seed=4, dtype=torch.float32)
     results = []
-    for cuts in ([0, 1, 2], [0, slice(1, 3)], [slice(0, 3)]):
+    ways: list[list[Any]] = [[0, 1, 2], [0, slice(1, 3)], [slice(0, 3)]]
+    for cuts in ways:
         operands = [together[:, cut].clone().requires_grad_() for cut in cuts]
         out = attend_sentences(operands, look_of(queries, keys, causal=False))
         gradients = torch.autograd.grad(out, operands, upstream)

@@ -22,7 +22,7 @@ from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import DataConfig, Rerank
 from transformer.decoding.output import Translation
-from transformer.evaluation.score import bleu_metric
+from transformer.evaluation.metrics import bleu_metric
 
 Floats = npt.NDArray[np.float64]
 
