@@ -158,7 +158,7 @@ REPORTED = (
     ),
     Mutant(
         "training begins where no checkpoint would fit",
-        "training/loop.py",
+        "training/saving.py",
         "check_space(run.directory.path, run.state.checkpoint_bytes)",
         "None",
         "core/faults/test_faults_disk.py::test_train_refuses_before_the_first_step_where_no_checkpoint_would_fit",
@@ -173,7 +173,7 @@ REPORTED = (
     Mutant(
         "dropout is not seeded",
         "training/step.py",
-        "        torch.manual_seed(seed_for(seed, *step.seeds, m))\n",
+        "            torch.manual_seed(seed)\n",
         "",
         f"{STOP}[5]",
     ),
@@ -615,7 +615,7 @@ FOUND = (
     ),
     Mutant(
         "a rotation that a kill cut short is not made up for",
-        "training/loop.py",
+        "training/saving.py",
         "        world.from_rank0(lambda: _rotate(run.directory, config, progress))\n",
         "        pass\n",
         "core/faults/test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call",
@@ -728,8 +728,8 @@ FOUND = (
     Mutant(
         "a line of several sentences is passed over in silence",
         "decoding/translate_stream.py",
-        "tally = self.line_check.count(texts)\n",
-        "tally: Tally = {}\n",
+        "{} if self.line_check is None else self.line_check.count(texts)",
+        "{}",
         "tools/test_sentences.py::test_translate_warns_once_of_lines_unlike_those_of_training",
     ),
     Mutant(

@@ -41,7 +41,7 @@ from transformer.data.store import Store
 from transformer.model.transformer import parameters_by_name
 from transformer.seeding import seed_for
 from transformer.training.guard import NumbersGuard
-from transformer.training.loop import READ_EVERY
+from transformer.training.monitor import READ_EVERY
 from transformer.training.optimizer import set_rate
 from transformer.training.state import TrainState
 from transformer.training.step import Computation, Objective, StepResult, train_step

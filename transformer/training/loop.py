@@ -10,48 +10,36 @@ alone writes.
 """
 
 import logging
-import time
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Collection, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
-from torch import Tensor
-
-from transformer.checkpoint import check_space, commit, rotate
 from transformer.compute import memory_errors_named
 from transformer.config.jobs import TrainJob, checked
-from transformer.config.primitives import to_json
 from transformer.config.settings import TrainConfig
-from transformer.cost import step_flops
 from transformer.data.loader import Position, Step, load_steps
-from transformer.data.plan import plan_version, sample_epoch
 from transformer.decoding.batches import Batches
 from transformer.distributed import Vote, collective_errors_named, join_world
 from transformer.errors import InputError, NumericalError, Stopped
 from transformer.evaluation.sets import write_sets
-from transformer.files import MANIFEST
 from transformer.machine import HeapTrimmer
 from transformer.plugins import Sink
-from transformer.records import Best, CheckpointState, Progress, Results
-from transformer.run_dir import DEV, RunDir, list_steps
-from transformer.tracking import HIDDEN_BY_BAR, ProgressBar, Tracker, progress_bar
+from transformer.records import Progress, Results
+from transformer.run_dir import DEV
 from transformer.training.finish import finish, is_finished
-from transformer.training.guard import Interrupted, NumbersGuard, Signals, advice, stopped
-from transformer.training.history import MARKED, add_mark, begin_history
+from transformer.training.guard import Interrupted, NumbersGuard, Signals, stopped
+from transformer.training.history import MARKED
+from transformer.training.monitor import Monitor
 from transformer.training.optimizer import move_average, rate_of, updates_applied
 from transformer.training.process import process_settings_restored
-from transformer.training.profile import profiled
 from transformer.training.proof import LAUNCHES
-from transformer.training.samples import open_trackers, show_samples, show_scores
+from transformer.training.samples import open_trackers, show_scores
+from transformer.training.saving import check_disk, save, with_advice
 from transformer.training.start import Run, find_device, open_run
 from transformer.training.step import Objective, StepResult, train_step
 from transformer.training.validate import validate
-from transformer.training.window import Clock, bar_text, describe, report_window, validation_scalars
-from transformer.vocabulary import own_source_size
 
 log = logging.getLogger(__name__)
-
-READ_EVERY = 20  # steps after which the host reads what the device has counted, at the latest
 
 
 def train(job: TrainJob) -> Results:
@@ -94,58 +82,39 @@ def train_loop(
     Raises Stopped after a signal, with the step in progress committed; several ranks agree on it one step later.
     """
     config = run.job.train
-    state = run.state
-    progress = state.progress
+    progress = run.progress
     world = run.world
-    _check_disk(run)
-    world.from_rank0(lambda: begin_history(run))
-
-    if world.is_rank0:
-        _log_beginning(run)
+    check_disk(run)
 
     with (
         Signals() as signals,
-        Tracker(run.directory if world.is_rank0 else None, progress.step, sinks=sinks) as tracker,
-        progress_bar(config.max_steps, progress.step, unit="step", shown=world.is_rank0) as bar,
+        Monitor(run, marked=marked, sinks=sinks) as monitor,
         closing(_steps(run)) as steps,
         closing(run.stores),  # closed before the steps are, whose thread may wait for an epoch
     ):
-        tracker.settings(run.job)
-
-        _make_up_validation(run, tracker=tracker, signals=signals, bar=bar)
+        _make_up_validation(run, monitor, signals)
 
         guard = NumbersGuard(progress)
         vote = Vote(world)
-        clock = Clock()
         heap = HeapTrimmer()
-        has_bar = world.any(not bar.disable)
-        first_step = progress.step + 1
         stopping = world.any(signals.requested)
+        monitor.begin()
         while not (stopping or progress.has_ended(config) or progress.step == until):
             # One update.
             with collective_errors_named(), memory_errors_named("training", remedy=_smaller_batches(run)):
-                started = time.perf_counter()
-                step = next(steps)
-                waited = time.perf_counter() - started
-                with _profiled_if_asked_for(run):
+                step = monitor.wait_for(steps)
+                with monitor.profiled():
                     rate = rate_of(config, run.job.model.d_model, step=progress.step)
                     result = train_step(run.computation, step, world_size=world.size, rate=rate, seed=config.seed)
-            _record_step(run, step, result, waited=waited)
-            bar.update()
+            _record_step(run, step, result)
+            monitor.stepped(step, result)
 
-            # What is due after it.
-            is_log_due = progress.step % config.log_every == 0
+            # What is due after it. The host reads what the device has measured only where something is.
             is_validation_due = _is_validation_due(config, progress)
             is_commit_due = progress.step % config.save_every == 0
-            is_read_due = progress.step % READ_EVERY == 0
-
-            # Read the device, and log. Validations and commits below are left out of the steps' time.
-            if is_log_due or is_validation_due or is_commit_due or is_read_due:
-                _read_device(run, guard, clock=clock, tracker=tracker)
-            if is_log_due:
-                _log(run, tracker, bar)
-            elif has_bar and (is_read_due or progress.step == first_step):
-                _show(run, bar, clock=clock)
+            if is_validation_due or is_commit_due or monitor.is_read_due:
+                _read_device(run, guard, monitor)
+            monitor.show()
 
             # Give freed memory back, which a CPU's heap would keep.
             if run.device.type == "cpu":
@@ -154,8 +123,8 @@ def train_loop(
             # Validate.
             is_among_best = False
             if is_validation_due:
-                is_among_best = _validate(run, tracker=tracker, signals=signals)
-                clock.lap()
+                is_among_best = _validate(run, monitor, signals)
+                monitor.leave_out()
 
             # Stop? Where the ranks meet anyway, they agree at once; elsewhere, on what was asked one step before.
             wants_stop = signals.requested or run.computation.failure is not None
@@ -165,14 +134,14 @@ def train_loop(
             # Commit, once for all reasons; first mark the step: after a crash, no commit is without its mark.
             has_ended = progress.has_ended(config)
             commits = is_commit_due or is_among_best or stopping or has_ended
-            if commits or progress.step in marked:
-                _read_device(run, guard, clock=clock, tracker=tracker)
-                add_mark(run, step, result)
-                if has_ended and not is_log_due:
-                    _log(run, tracker, bar)  # the last window may be a short one
+            if commits or monitor.marks(progress.step):
+                _read_device(run, guard, monitor)
+                monitor.mark(step, result)
+                if has_ended and not monitor.is_log_due:
+                    monitor.log()  # the last window may be a short one
                 if commits:
-                    _commit(run, tracker)
-                clock.lap()
+                    save(run, monitor)
+                monitor.leave_out()
 
         if stopping or world.any(signals.requested):  # a signal may have come while the last step was committed
             raise _stopped(run)
@@ -186,39 +155,6 @@ def _stopped(run: Run) -> Stopped:
         return stopped(run.progress.step)
     run.prover.leave(run.resolved, failure)
     return Stopped(f"a step could not be recorded ({failure}), step {run.progress.step} is saved: {LAUNCHES}")
-
-
-# ---- before the first step ------------------------------------------------------------------------------------------
-
-
-def _check_disk(run: Run) -> None:
-    """Raise StorageError unless there is room for a checkpoint: now, not after the first hours.
-
-    An earlier process may have died before it had removed old checkpoints: that is made up for first, and frees space.
-    """
-    config = run.job.train
-    progress = run.progress
-    world = run.world
-    if progress.step:
-        world.from_rank0(lambda: _rotate(run.directory, config, progress))
-    if not progress.has_ended(config):
-        world.from_rank0(lambda: check_space(run.directory.path, run.state.checkpoint_bytes))
-
-
-def _log_beginning(run: Run) -> None:
-    """Say in the log where training goes on, or how long its first epoch is."""
-    step = run.progress.step
-    if step:
-        saved = (run.directory.checkpoint(step) / MANIFEST).stat().st_mtime
-        log.info("going on from step %d, saved at %s", step, time.strftime("%H:%M on %Y-%m-%d", time.localtime(saved)))
-        return
-
-    if run.job.train.subword_sampling is not None:
-        log.info("before subword sampling, which makes more tokens, and so more steps of fewer pairs:")
-    with suppress(
-        InputError
-    ):  # the loader plans the same epoch, and says what is wrong, unless the sample was too small
-        log.info("%s", sample_epoch(run.stores.plain_lengths, run.batching).describe())
 
 
 def _steps(run: Run) -> Generator[Step, None, None]:
@@ -242,19 +178,11 @@ def _smaller_batches(run: Run) -> str:
     return f"lower train.max_tokens (now {now}); the same command goes on"
 
 
-def _profiled_if_asked_for(run: Run) -> AbstractContextManager[None]:
-    """The context of the next step: rank 0 traces the one that `train.profile` names."""
-    step = run.progress.step + 1
-    if step != run.job.train.profile or not run.world.is_rank0:
-        return nullcontext()
-    return profiled(run.directory, step=step, device=run.device)
+# ---- after a step ---------------------------------------------------------------------------------------------------
 
 
-# ---- after a step: record, read, log --------------------------------------------------------------------------------
-
-
-def _record_step(run: Run, step: Step, result: StepResult, *, waited: float) -> None:
-    """Bring the moving average, the progress and the log window up to a step. Nothing here waits for the device."""
+def _record_step(run: Run, step: Step, result: StepResult) -> None:
+    """Bring the moving average and the progress up to a step. Nothing here waits for the device."""
     state = run.state
 
     decay = run.job.train.ema_decay
@@ -269,56 +197,21 @@ def _record_step(run: Run, step: Step, result: StepResult, *, waited: float) -> 
         sentences=step.sentences,
         target_tokens=step.target_tokens,
     )
-
     state.norms.add(result.grad_norm)
-    flops = step_flops(
-        run.job.model,
-        run.tokenizers.vocab_sizes,
-        source=step.source_tokens,
-        target=step.target_tokens,
-        mean_length=(step.source_tokens + step.target_tokens) / (2 * step.sentences),
-    )
-    state.window.add(step, result, waited=waited, flops=flops)
 
 
-def _read_device(run: Run, guard: NumbersGuard, *, clock: Clock, tracker: Tracker) -> None:
+def _read_device(run: Run, guard: NumbersGuard, monitor: Monitor) -> None:
     """Bring what the device has measured to the host, and check that training is sound.
 
     Raises NumericalError, on every rank, after too many skipped updates. The position is committed first: skipped
     updates leave the weights as they were.
     """
-    run.state.read_device()
-    run.state.add_seconds(clock.lap())
+    monitor.read()
     try:
         guard.check(run.progress, loss_scale=run.state.loss_scale)
     except NumericalError as error:
-        _commit(run, tracker)
-        raise _with_advice(error, run) from None
-
-
-def _with_advice(error: NumericalError, run: Run) -> NumericalError:
-    """The same error, with what to do next; every rank must call it."""
-    return NumericalError(f"{error}: {run.world.from_rank0(lambda: advice(run.directory.path))}")
-
-
-def _log(run: Run, tracker: Tracker, bar: ProgressBar) -> None:
-    """Log the window that ends here, show it on the bar, and begin the next one."""
-    totals = run.state.window.totals(run.world)
-    rate = rate_of(run.job.train, run.job.model.d_model, step=run.progress.step - 1)
-    report_window(totals, tracker, run.progress, rate=rate, device=run.device, ranks=run.world.size)
-    run.state.window.clear()
-    bar.set_postfix_str(bar_text(totals, run.progress))
-
-
-def _show(run: Run, bar: ProgressBar, *, clock: Clock) -> None:
-    """Show on the bar what the window has so far. Waits for the device, as where it is read, or once: the first step.
-
-    Every rank must call it.
-    """
-    totals = run.state.window.totals(run.world)
-    seconds = clock.lap()
-    run.state.add_seconds(seconds)
-    bar.set_postfix_str(bar_text(replace(totals, seconds=totals.seconds + seconds), run.progress))
+        save(run, monitor)
+        raise with_advice(error, run) from None
 
 
 # ---- validation -----------------------------------------------------------------------------------------------------
@@ -330,20 +223,20 @@ def _is_validation_due(config: TrainConfig, progress: Progress) -> bool:
     return not is_done and (progress.step % config.validate_every == 0 or progress.step >= config.max_steps)
 
 
-def _make_up_validation(run: Run, *, tracker: Tracker, signals: Signals, bar: ProgressBar) -> None:
+def _make_up_validation(run: Run, monitor: Monitor, signals: Signals) -> None:
     """Validate where a signal cut a validation short, or the process died in it."""
     progress = run.progress
     if not (progress.step and _is_validation_due(run.job.train, progress)):
         return
 
-    _validate(run, tracker=tracker, signals=signals)
+    _validate(run, monitor, signals)
     if progress.has_ended(run.job.train) and not run.state.window.is_empty:
-        _log(run, tracker, bar)  # patience has ended, and no step will come to log the window
-    _commit(run, tracker)
+        monitor.log()  # patience has ended, and no step will come to log the window
+    save(run, monitor)
 
 
-def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
-    """Validate, log, and show samples. Returns whether this step is among the best, whose checkpoints are kept.
+def _validate(run: Run, monitor: Monitor, signals: Signals) -> bool:
+    """Validate, and show what was measured. Returns whether this step is among the best, whose checkpoints are kept.
 
     A validation that a signal cuts short is not recorded, and so is due again.
     """
@@ -370,82 +263,6 @@ def _validate(run: Run, *, tracker: Tracker, signals: Signals) -> bool:
     except Interrupted:
         return False
 
-    # Record it and log it.
-    step = validation.step
     is_best = run.progress.record(validation, job.train.metric)
-    tracker.scalars(step, validation_scalars(validation))
-    log.info("step %d: dev %s%s", step, describe(validation), ", the best so far" if is_best else "")
-
-    # Show what the model does.
-    show_samples(run.dev, hypotheses, tracker, step=step, count=job.train.samples)
-    return step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]
-
-
-# ---- checkpoints ----------------------------------------------------------------------------------------------------
-
-
-def _commit(run: Run, tracker: Tracker) -> None:
-    """Commit the step in progress; rank 0 writes, and removes the checkpoints that are not to be kept.
-
-    Raises NumericalError, on every rank, where a number is not finite.
-    """
-    window = run.state.window.totals(run.world)
-    tensors = _finite_tensors(run)
-
-    def write() -> None:
-        tracker.flush()  # before the checkpoint is there: after a crash, nobody measures again what led up to it
-        state = CheckpointState(
-            vocab_size=run.tokenizers.target.vocab_size,
-            data_digest=run.data_digest,
-            source_vocab_size=own_source_size(run.tokenizers.vocab_sizes),
-            training=run.state.to_record(
-                window,
-                dev_digest=run.dev.digest,
-                plan_version=plan_version(run.job, run.batching.mixture),
-            ),
-        )
-        commit(
-            run.directory.path,
-            step=run.progress.step,
-            tensors=tensors,
-            state=to_json(state),
-            config=to_json(run.job),
-        )
-        log.info("step %d: saved", run.progress.step, extra=HIDDEN_BY_BAR)
-        _rotate(run.directory, run.job.train, run.progress)
-
-    with memory_errors_named("saving", remedy="end what else uses it"):
-        run.world.from_rank0(write)
-
-
-def _finite_tensors(run: Run) -> dict[str, Mapping[str, Tensor]]:
-    """What a checkpoint holds. Raises NumericalError, on every rank, where a number is not finite on one of them."""
-    tensors = None
-    error = NumericalError(f"step {run.progress.step} is not saved: numbers on another rank are not finite")
-    try:
-        tensors = run.state.tensors()
-    except NumericalError as own_error:
-        error = own_error
-
-    if run.world.any(tensors is None) or tensors is None:
-        raise _with_advice(error, run)
-    return tensors
-
-
-def _rotate(directory: RunDir, config: TrainConfig, progress: Progress) -> None:
-    """Keep the newest checkpoints of the schedule and the best ones; best.json names the best of those that stay.
-
-    Where the schedule has too few yet, the newest others stay, too: `train.save_every` may have changed at a resume.
-    """
-    steps = list_steps(directory.path)
-    by_worth = sorted(steps, key=lambda step: (step % config.save_every == 0, step))
-    best = progress.best_steps(config.metric)
-    kept = {*by_worth[-config.keep_last :], *best[: config.keep_best], progress.step}
-
-    # best.json is written before anything is removed: whenever the process dies, the checkpoint that it names is there.
-    best_kept = next((step for step in best if step in kept and step in steps), None)
-    if best_kept is None:
-        directory.best.unlink(missing_ok=True)
-    else:
-        directory.write_best(Best(best_kept, config.metric))
-    rotate(directory.path, kept)
+    monitor.validated(validation, hypotheses, is_best=is_best)
+    return validation.step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]

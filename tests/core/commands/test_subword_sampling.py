@@ -159,7 +159,7 @@ def test_train_draws_the_pieces_of_each_copy_and_resumes_on_them(corpus: DataCon
 
     alike = sampling_job(tmp_path / "b", copies)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer.training.loop.plan_version", lambda *_: 1)
+        patch.setattr("transformer.training.saving.plan_version", lambda *_: 1)
         stop_at(alike, 4)
     with pytest.raises(CheckpointError, match=r"the order of the data and its pieces: version 1 -> 2"):
         run(alike)

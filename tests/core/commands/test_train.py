@@ -68,7 +68,7 @@ from transformer.evaluation.sets import evaluate, format_results
 from transformer.records import Progress, Validation
 from transformer.run_dir import RunDir
 from transformer.tracking import Tracker
-from transformer.training import loop
+from transformer.training import loop, saving
 from transformer.training.loop import train
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet
@@ -802,7 +802,7 @@ def test_train_removes_best_json_when_no_validated_checkpoint_stays(tmp_path: Pa
     for step, best in ((6, 6), (8, 6), (10, None)):
         run.checkpoint(step).mkdir(parents=True)
         progress.step = step
-        loop._rotate(run, recipe, progress)
+        saving._rotate(run, recipe, progress)
         assert (read(run.best)["step"] if run.best.exists() else None) == best
 
 
