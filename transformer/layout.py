@@ -21,7 +21,7 @@ from torch import Tensor
 from transformer.config.settings import AttentionKernel
 from transformer.errors import InputError
 from transformer.kernels.gather import pack_padded, pad_packed
-from transformer.kernels.packed_attention import Ranges
+from transformer.kernels.ranges import Ranges
 
 # ---- padded ---------------------------------------------------------------------------------------------------------
 

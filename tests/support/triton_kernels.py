@@ -35,7 +35,8 @@ from transformer.kernels.gpu import attention as attention_kernels
 from transformer.kernels.gpu import loss as loss_kernels
 from transformer.kernels.gpu import norm as norm_kernels
 from transformer.kernels.gpu import sentences as sentence_kernels
-from transformer.kernels.packed_attention import LARGE, SMALL, plain_attention
+from transformer.kernels.packed_attention import plain_attention
+from transformer.kernels.ranges import LARGE, SMALL
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from transformer.config.settings import AttentionKernel
-from transformer.kernels.packed_attention import LARGE, SMALL
+from transformer.kernels.ranges import LARGE, SMALL
 from transformer.layout import Groups, Packed, Padded, Tiles
 
 Numbers = npt.NDArray[Any]

@@ -51,7 +51,8 @@ from transformer.data.store import Ids, Store
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.kernels.add_norm import plain_add_norm, triton_add_norm
 from transformer.kernels.loss import linear_cross_entropy
-from transformer.kernels.packed_attention import WIDEST_IN_SMALL_TILES, Ranges, plain_attention
+from transformer.kernels.packed_attention import WIDEST_IN_SMALL_TILES, plain_attention
+from transformer.kernels.ranges import Ranges
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from transformer.config.settings import AttentionKernel
 from transformer.data.packing import pack
-from transformer.kernels.packed_attention import Ranges, plain_attention
+from transformer.kernels.packed_attention import plain_attention
+from transformer.kernels.ranges import Ranges
 from transformer.kernels.triton_loss import rows_that_fit, wide_product
 from transformer.layout import Packed, Padded
 from transformer.model.attention import attention_weights

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from transformer.kernels.gpu import attention as general
-from transformer.kernels.packed_attention import LARGE, SMALL, Ranges
+from transformer.kernels.ranges import LARGE, SMALL, Ranges
 
 STAGES = 2  # there is no loop
 
