@@ -327,9 +327,30 @@ REPORTED = (
     Mutant(
         "the gradient is a mean of micro-batches, not over the step's tokens",
         "training/step.py",
-        "world_size / step.target_tokens",
-        "world_size / (len(step.micro_batches) * int((batch.target_out != 0).sum()))",
+        "/ step.target_tokens\n",
+        "/ (len(batches) * int((batches[0][1].target_out != 0).sum()))\n",
         "core/unit/test_step.py::test_train_step_of_any_split_gives_the_mean_gradient_over_target_tokens",
+    ),
+    Mutant(
+        "ranks that replay their steps keep their gradients to themselves",
+        "training/cuda_graphs.py",
+        "dist.all_reduce(flat)",
+        "pass",
+        "core/unit/test_cuda_graphs.py::test_graphed_computation_of_several_ranks_is_that_of_ddp[2]",
+    ),
+    Mutant(
+        "a gradient is added to that of the step before",
+        "training/cuda_graphs.py",
+        "self._flat.zero_()",
+        "pass",
+        "core/unit/test_cuda_graphs.py::test_graphed_computation_is_the_launched_one[OptimizerKind.adam]",
+    ),
+    Mutant(
+        "a step that could not be recorded is recorded again",
+        "training/loop.py",
+        "    run.prover.leave(run.resolved, failure)\n",
+        "",
+        "core/unit/test_proof.py::test_train_ends_with_a_commit_where_a_step_could_not_be_recorded[1]",
     ),
     Mutant(
         "lines end where str.splitlines says",

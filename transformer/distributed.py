@@ -2,7 +2,8 @@
 
 torchrun starts the ranks. Every rank runs the same control flow; rank 0 alone writes.
 
-    gradients          DistributedDataParallel: NCCL between GPUs, gloo between CPUs
+    gradients          DistributedDataParallel, or one message where steps are replayed: NCCL between GPUs, gloo between
+                       CPUs, and where ranks share a GPU
     control messages   World, Vote: gloo on the CPU, so that they never wait behind a kernel
 
 Control messages carry signals, what rank 0 has read, and translations. They travel in one process group for each of the
@@ -39,6 +40,8 @@ class Wait(Enum):
     task = "task"  # a share of a validation, or what rank 0 commits or reads
     work = "work"  # rank 0 prepares a corpus or scores translations, or a share of the test sets
 
+
+SHARE_GPUS = "TRANSFORMER_SHARE_GPUS"  # the environment variable that lets ranks share a GPU
 
 # A peer whose process has ended shows at once; these are for one that hangs.
 TIMEOUTS = {Wait.step: timedelta(minutes=10), Wait.task: timedelta(minutes=30), Wait.work: timedelta(hours=24)}
@@ -235,17 +238,28 @@ def world_size() -> int:
 
 def local_device(device: torch.device) -> torch.device:
     """The GPU of this rank, where GPUs are used."""
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device.type == "cuda" else device
+    if device.type != "cuda":
+        return device
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", number % torch.cuda.device_count() if _shares_gpus() else number)
 
 
 def choose_local_device(device: torch.device) -> None:
-    """Compute on the GPU of this rank, where GPUs are used. Raises InputError where there are more ranks than GPUs."""
+    """Compute on the GPU of this rank, where GPUs are used.
+
+    Raises InputError where there are more ranks than GPUs, and they are not allowed to share.
+    """
     if device.type == "cuda":
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         gpus = torch.cuda.device_count()
-        if ranks > gpus:
+        if ranks > gpus and not _shares_gpus():
             raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")
         torch.cuda.set_device(local_device(device))
+
+
+def _shares_gpus() -> bool:
+    """Whether several ranks may compute on one GPU, as to try them where there is one."""
+    return os.environ.get(SHARE_GPUS) == "1"
 
 
 @contextmanager
@@ -267,7 +281,7 @@ def join_world(device: torch.device) -> Iterator[World]:
             timeout = TIMEOUTS[Wait.step]
             store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
             store = dist.PrefixStore(_agree_on_name(store, rank, size), store)  # type: ignore[attr-defined]
-            backend = "nccl" if device.type == "cuda" else "gloo"
+            backend = "nccl" if device.type == "cuda" and not _shares_gpus() else "gloo"  # NCCL wants a GPU for each
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
             groups = {wait: dist.new_group(backend="gloo", timeout=timeout) for wait, timeout in TIMEOUTS.items()}
 

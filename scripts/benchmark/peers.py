@@ -112,7 +112,7 @@ def ours(spec: Spec) -> Contender:
     optimizer, scaler = build_optimizer(model, job.train), loss_scaler(device, precision)
     computation = Computation(objective, optimizer, scaler, job.train.clip_norm, device, precision)
     if resolved.cuda_graphs:
-        computation = GraphedComputation(computation)
+        computation = GraphedComputation(computation, reduces=False)
     prepared = prepare(job)
 
     def steps_from(start: int) -> Iterator[Step]:

@@ -211,7 +211,7 @@ class Training:
             objective, optimizer, scaler, job.train.clip_norm, self.device, self.resolved.precision
         )
         if self.resolved.cuda_graphs:
-            self._computation = GraphedComputation(self._computation)
+            self._computation = GraphedComputation(self._computation, reduces=False)
         self._load = partial(
             load_steps,
             lambda epoch: store,

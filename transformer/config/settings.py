@@ -659,8 +659,8 @@ class TrainConfig:
     )
     cuda_graphs: bool | None = option(
         None,
-        "let a GPU replay a recorded step, so that it does not wait for its host (null: on one GPU, where batches are "
-        "packed, in bf16 or fp32)",
+        "let GPUs replay a recorded step, so that they do not wait for their host; batches must be packed, in bf16 or "
+        "fp32 (null: on one GPU; true: on several, too, which add up their gradients in one message)",
         on_resume=OnResume.note,
     )
     kernels: Kernels = option(

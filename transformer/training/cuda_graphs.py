@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from transformer.data.batch import Batch
+from transformer.distributed import collective_errors_named
 from transformer.layout import Packed
 from transformer.training.step import Computation
 
+ALIGNED = 64  # numbers of the flat gradient: kernels read several at once, from a multiple of these on
 Tensors = tuple[Tensor, ...]
 log = logging.getLogger(__name__)
 
@@ -29,23 +32,31 @@ class GraphedComputation(Computation):
     """The same numbers as `Computation`, by graphs that are recorded when they are first needed.
 
     A step of one micro-batch is one graph. It begins without a gradient, so that none is set to zero or added to. Of
-    several micro-batches, each replays a graph that adds its gradient to what lies there, and another graph makes the
-    update.
+    several micro-batches, each replays a graph that adds its gradient to one flat tensor, in which every parameter has
+    its place, and another graph makes the update. Where there are several ranks (`reduces`), each of them does so, and
+    between these graphs one message adds up the flat tensors of all: the objective is not wrapped. All begin with the
+    weights of rank 0.
 
-    There is one rank, batches are packed for a kernel that attends to them as they lie, and nothing scales the loss.
-    Without a GPU the same is computed, and nothing recorded.
+    Batches are packed for a kernel that attends to them as they lie, and nothing scales the loss. Without a GPU the
+    same is computed, and nothing recorded.
     """
 
-    def __init__(self, computation: Computation) -> None:
+    averages = False
+
+    def __init__(self, computation: Computation, *, reduces: bool) -> None:
         super().__init__(**vars(computation))
-        self._parameters = list(self.objective.parameters())
-        self._gradients: list[Tensor] = []  # of steps of several micro-batches: made where there is one
+        self._reduces = reduces
+        self._parameters: list[Tensor] = list(self.objective.parameters())
+        self._flat: Tensor | None = None  # the gradient of all parameters, where it is added up: made when it is needed
+        self._gradients: list[Tensor] = []  # of each of them, as a part of it
         self._share = torch.zeros((), device=self.device)
         self._rate = torch.zeros((), device=self.device)
         self._recorder = Recorder(self.device) if self.device.type == "cuda" else None
         if self._recorder is not None:
             for group in self.optimizer.param_groups:
                 group["capturable"] = True  # torch's AdamW asks for it
+        if reduces:
+            self._share_weights()
 
     def take(
         self, batches: Sequence[tuple[int, Batch]], *, share: float | Tensor, rate: float | Tensor
@@ -55,19 +66,20 @@ class GraphedComputation(Computation):
             share = self._share.fill_(share)
             rate = self._rate.fill_(rate)
 
-        if len(batches) == 1:
+        if len(batches) == 1 and not self._reduces:
             [(seed, batch)] = batches
             torch.manual_seed(seed)
             losses, norm, is_applied = self._run("step", batch, lambda own: self._take_one(own, share, rate))
             return losses.double(), norm, is_applied
 
-        self._put_gradients_in_place()
-        torch._foreach_zero_(self._gradients)
+        flat = self._put_gradients_in_place()
         sums = torch.zeros(2, device=self.device, dtype=torch.float64)
         for seed, batch in batches:
             torch.manual_seed(seed)
             [losses] = self._run("gradient", batch, lambda own: (self.add_gradient(own, share),))
             sums += losses
+        if self._reduces:
+            dist.all_reduce(flat)
         norm, is_applied = self._run("update", None, lambda _: self.update(rate))
         return sums, norm, is_applied
 
@@ -76,8 +88,8 @@ class GraphedComputation(Computation):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The two losses of a batch, and its gradient by name, as a step computes them, but for an update of nothing.
 
-        `in_place`: as in a step of several micro-batches. The first call is launched, the second one is recorded, and
-        it and the later ones are replayed, until `forget`.
+        `in_place`: as in a step of several micro-batches; of several ranks it always is. The first call is launched,
+        the second one is recorded, and it and the later ones are replayed, until `forget`.
         """
         if self.is_recording:
             share = self._share.fill_(share)
@@ -124,9 +136,8 @@ class GraphedComputation(Computation):
 
     def _try_one(self, batch: Batch, share: float | Tensor, *, in_place: bool) -> Tensors:
         """The losses of a batch, and the gradient of each parameter. The update changes nothing."""
-        if in_place:
+        if in_place or self._reduces:
             self._put_gradients_in_place()
-            torch._foreach_zero_(self._gradients)
         else:
             self._forget_gradients()
         losses = self.add_gradient(batch, share)
@@ -135,12 +146,28 @@ class GraphedComputation(Computation):
         self._forget_gradients()
         return losses, *gradients
 
-    def _put_gradients_in_place(self) -> None:
-        """Give each parameter the gradient that graphs add to."""
-        if not self._gradients:
-            self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
+    def _put_gradients_in_place(self) -> Tensor:
+        """Give each parameter a gradient of zeros, that graphs add to: they are parts of the tensor returned."""
+        if self._flat is None:
+            rooms = [-(-parameter.numel() // ALIGNED) * ALIGNED for parameter in self._parameters]
+            self._flat = torch.zeros(sum(rooms), dtype=self._parameters[0].dtype, device=self.device)
+            parts = zip(self._parameters, torch.split(self._flat, rooms), strict=True)
+            self._gradients = [part[: parameter.numel()].view_as(parameter) for parameter, part in parts]
+
+        self._flat.zero_()
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
+        return self._flat
+
+    @torch.no_grad()
+    def _share_weights(self) -> None:
+        """Take the weights of rank 0, as DDP does."""
+        flat = self._put_gradients_in_place()
+        torch._foreach_copy_(self._gradients, self._parameters)
+        with collective_errors_named():
+            dist.broadcast(flat, src=0)
+        torch._foreach_copy_(self._parameters, self._gradients)
+        self._forget_gradients()
 
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:

@@ -75,7 +75,9 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
             )
 
     loss_rows = _loss_rows(job, device, precision, max_tokens=max_tokens)
-    replays = world_size == 1 and _replays(job, precision, layout=layout, kernel=kernel)
+    replays = _replays(job, precision, layout=layout, kernel=kernel)
+    if world_size > 1 and not job.train.cuda_graphs:
+        replays = False  # nobody has measured it on several GPUs: only where it is asked for
     return Resolved(
         device=Device[device.type],
         precision=precision,
@@ -237,7 +239,7 @@ def _compiles(
 
 
 def _replays(job: TrainJob, precision: Precision, *, layout: LayoutKind, kernel: AttentionKernel | None) -> bool:
-    """Whether a GPU that trains alone replays a recorded step: wherever it can, unless `train.cuda_graphs` says no.
+    """Whether a GPU replays a recorded step: wherever it can, unless `train.cuda_graphs` says no.
 
     Only packed batches for one kernel have the same shape again and again. In fp16 the scale of the loss is the host's
     matter.

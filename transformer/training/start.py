@@ -236,7 +236,8 @@ def build_run(
     set_up_process(threads=resolved.threads, deterministic=job.train.deterministic, compiles=resolved.compile)
     if world.size > 1:
         warn_of_idle_ranks(resolved, tokens_per_step=job.train.tokens_per_step, ranks=world.size)
-        resolved = replace(resolved, cuda_graphs=False)  # a run of one rank that goes on with several: they meet in DDP
+        if not job.train.cuda_graphs:  # perhaps a run of one rank, which goes on with several: they meet in DDP
+            resolved = replace(resolved, cuda_graphs=False)
     warn_of_early_average(first_of_average(job.train), job.train.max_steps)
     directory = RunDir(Path(job.run_dir))
     device = local_device(torch.device(resolved.device.name))
@@ -348,7 +349,7 @@ class _Builder:
 
         # The model under its loss, as it will be trained.
         objective = self._objective(way, state)
-        parallel = self.world.wrap(objective)
+        parallel = objective if way.cuda_graphs else self.world.wrap(objective)
         if way.compile:
             self.prover.prove(
                 replace(way, cuda_graphs=False),
@@ -362,7 +363,7 @@ class _Builder:
         clip_norm = self.job.train.clip_norm
         computation = Computation(parallel, state.optimizer, state.scaler, clip_norm, self.device, way.precision)
         if way.cuda_graphs:
-            computation = graphed = GraphedComputation(computation)
+            computation = graphed = GraphedComputation(computation, reduces=self.world.size > 1)
             self.prover.prove(
                 way,
                 lambda: replayed_deviation(way, graphed=graphed, store=store, batching=batching, device=self.device),

@@ -9,6 +9,7 @@ applies them; `Computation` has both halves. The loop calls it; the learning rat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +119,8 @@ class Computation:
     Nothing here waits for the device, or depends on what it has computed.
     """
 
+    averages: ClassVar[bool] = True  # the gradients of several ranks; else it adds them up
+
     objective: nn.Module  # an Objective, perhaps wrapped so that the ranks' gradients are averaged
     optimizer: Optimizer
     scaler: GradScaler
@@ -183,7 +186,7 @@ class Computation:
 def train_step(computation: Computation, step: Step, *, world_size: int, rate: float, seed: int) -> StepResult:
     """Accumulate the gradient of a step's micro-batches, divided by its global target tokens, and make one update.
 
-    Where the objective is wrapped for several ranks, their gradients are averaged: hence the factor `world_size`.
+    Where the objective is wrapped for several ranks, their gradients are averaged: hence a factor `world_size`.
     Dropout is seeded for each micro-batch, so that a resumed run, or one on other ranks, draws the same masks.
 
     An update whose gradient is not finite is skipped on the device: weights and moments stay as they were, and the
@@ -192,7 +195,8 @@ def train_step(computation: Computation, step: Step, *, world_size: int, rate: f
     """
     step.await_copy()
     batches = [(seed_for(seed, *step.seeds, m), batch.to(computation.device)) for m, batch in step.micro_batches]
-    sums, norm, is_applied = computation.take(batches, share=world_size / step.target_tokens, rate=rate)
+    share = (world_size if computation.averages else 1) / step.target_tokens
+    sums, norm, is_applied = computation.take(batches, share=share, rate=rate)
     return StepResult(loss_sum=sums[0], nll_sum=sums[1], grad_norm=norm, applied=is_applied)
 
 

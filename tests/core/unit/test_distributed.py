@@ -52,7 +52,7 @@ from transformer.config.settings import (
 )
 from transformer.data import store, training_text
 from transformer.decoding.translator import Translator
-from transformer.distributed import Vote, Wait, World, _summary, join_world
+from transformer.distributed import Vote, Wait, World, _summary, choose_local_device, join_world
 from transformer.errors import InputError, PeerError
 from transformer.evaluation.sets import evaluate
 from transformer.run_dir import RunDir
@@ -418,6 +418,19 @@ def test_join_world_refuses_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match="3 ranks on a machine with 2 GPUs"), join_world(torch.device("cuda")):
         pass
+
+
+@pytest.mark.parametrize(("rank", "gpu"), [("0", 0), ("1", 1), ("2", 0)])
+def test_choose_local_device_lets_ranks_share_a_gpu_where_the_environment_says_so(
+    rank: str, gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[torch.device] = []
+    for name, value in (("TRANSFORMER_SHARE_GPUS", "1"), ("LOCAL_WORLD_SIZE", "3"), ("LOCAL_RANK", rank)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    choose_local_device(torch.device("cuda"))
+    assert chosen == [torch.device("cuda", gpu)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ TRANSFORMER_TEST_DEVICE=cpu tries the same tests without a GPU: they then take t
 import copy
 import math
 import os
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from support.corpora import (
@@ -31,6 +34,7 @@ from support.corpora import (
     tiny_job,
     write_corpus,
 )
+from support.paths import ROOT
 from transformer.compute import autocast, has_triton, has_varlen_kernel, has_wide_tiles, loss_scaler
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
@@ -459,7 +463,7 @@ def test_train_step_never_waits_for_the_device(graphs: bool, kind: OptimizerKind
     optimizer, scaler = build_optimizer(objective.model, recipe), loss_scaler(DEVICE, Precision.bf16)
     computation = Computation(objective, optimizer, scaler, 1.0, DEVICE, Precision.bf16)
     if graphs:
-        computation = GraphedComputation(computation)
+        computation = GraphedComputation(computation, reduces=False)
     window, norms = LogWindow(DEVICE), GradientNorms()
     batching = Batching(
         mixture=[(len(corpus()), 1.0)],
@@ -529,7 +533,7 @@ def test_train_step_replayed_computes_what_it_does_launched(kind: OptimizerKind)
         scaler = loss_scaler(DEVICE, Precision.bf16)
         computation = Computation(objective, optimizer, scaler, 1.0, DEVICE, Precision.bf16)
         if graphs:
-            computation = GraphedComputation(computation)
+            computation = GraphedComputation(computation, reduces=False)
         found = []
         for index in range(12):
             rate = 1e-3 * (1 + index % 2)
@@ -546,6 +550,65 @@ def test_train_step_replayed_computes_what_it_does_launched(kind: OptimizerKind)
         assert ours[2] == pytest.approx(theirs[2], rel=0.02, nan_ok=True)  # the norm of the gradient
     for name, wanted in weights.items():
         assert (again[name] - wanted).norm() < 0.05 * (wanted - began[name]).norm(), name
+
+
+@needs_graphs
+def test_train_step_replayed_over_nccl_computes_what_it_does_alone() -> None:
+    """One rank, which adds up the gradients of all by NCCL all the same, between two graphs."""
+    kernel = packed_kernel(torch.bfloat16)
+    batches = [collate(corpus(), ids, (1_024, 1_024), kernel=kernel).to(DEVICE) for ids in some(8)]
+
+    def trained(reduces: bool) -> tuple[list[list[float]], dict[str, Tensor]]:
+        objective = build(replace(SMALL, dropout=0.1), Precision.bf16)
+        optimizer = build_optimizer(objective.model, TrainConfig())
+        scaler = loss_scaler(DEVICE, Precision.bf16)
+        launched = Computation(objective, optimizer, scaler, 1.0, DEVICE, Precision.bf16)
+        graphed = GraphedComputation(launched, reduces=reduces)
+        found = []
+        for index, batch in enumerate(batches):
+            sums, *others = graphed.take([(index, batch)], share=1e-3, rate=1e-3)
+            found.append([*sums.tolist(), *(float(value) for value in others)])
+        assert graphed.is_recording
+        return found, {name: weights.detach().double() for name, weights in objective.named_parameters()}
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        summed, weights = trained(reduces=True)
+    finally:
+        dist.destroy_process_group()
+    alone, wanted = trained(reduces=False)
+    for ours, theirs in zip(summed, alone, strict=True):
+        assert ours == pytest.approx(theirs, rel=0.02)
+    began = dict(build(SMALL).named_parameters())
+    for name, weight in wanted.items():
+        assert (weights[name] - weight).norm() < 0.05 * (weight - began[name]).norm(), name
+
+
+def test_train_on_ranks_that_share_a_gpu_replays_and_resumes_on_one(tmp_path: Path) -> None:
+    """1 -> 2 -> 1 ranks, against a training of one: the same losses, but for rounding."""
+    recipe: dict[str, Any] = {"max_steps": 30, "save_every": 10, "validate_every": 30, "log_every": 1}
+    job = job_on_device(tmp_path, precision=Precision.bf16, cuda_graphs=True, compile=False, **recipe)
+
+    def take(job: TrainJob, size: int) -> None:
+        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}")
+        command = [sys.executable, *torchrun, "-m", "transformer", "train", *overrides(job)]
+        environment = os.environ | {"TRANSFORMER_SHARE_GPUS": "1", "PYTHONPATH": str(ROOT)}
+        folder = Path(job.run_dir).parent
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    take(job, 1)
+    shared = replace(job, run_dir=str(tmp_path / "shared"))
+    for steps, size in ((10, 1), (20, 2), (30, 1)):
+        take(replace(shared, train=replace(job.train, max_steps=steps)), size)
+
+    alone, among_two = (
+        [line["train/loss"] for line in metrics_of(Path(folder)) if "train/loss" in line]
+        for folder in (job.run_dir, shared.run_dir)
+    )
+    assert among_two == pytest.approx(alone, rel=0.02)
+    said = (Path(shared.run_dir) / "train.log").read_text(encoding="utf-8")
+    assert said.count("cuda_graphs True") == (3 if DEVICE.type == "cuda" else 0)
 
 
 def test_load_steps_copies_ahead_the_steps_of_the_host() -> None:

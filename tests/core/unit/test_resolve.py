@@ -339,6 +339,7 @@ def test_resolve_settings_records_steps_wherever_a_gpu_can_replay_them(caplog: p
     assert (several.cuda_graphs, several.compile) == (False, True), (
         "ranks launch their steps, and compiling pays sooner"
     )
+    assert resolve_settings(job(cuda_graphs=True), 2).cuda_graphs, "unless they are asked to replay them"
     assert "steps are not recorded" not in caplog.text
     assert not resolve_settings(job(layout=LayoutKind.padded, cuda_graphs=True), 1).cuda_graphs
     assert "steps are not recorded: for CUDA graphs, batches must be packed" in caplog.text
