@@ -32,8 +32,8 @@ class InferenceNorm(nn.Module):
         """As of AddNorm: a post-norm changes nothing here."""
         return x
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """`(..., D)` each -> `(..., D)`."""
+    def forward(self, x: Tensor, y: Tensor, *, fused: bool = False) -> Tensor:
+        """`(..., D)` each -> `(..., D)`; `fused`, as of AddNorm, changes nothing here."""
         total = (x + y).to(self._weight.dtype)
         with torch.autocast(x.device.type, enabled=False):
             return F.layer_norm(total, self._shape, self._weight, self._bias, self._eps)

@@ -179,6 +179,19 @@ def test_inference_norm_is_the_norm_after_a_sub_layer() -> None:
     torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0.01)
 
 
+def test_for_inference_with_the_norms_of_a_gpu_computes_what_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole layers: they are called as those of the model are."""
+    torch.manual_seed(1)
+    model = Transformer(CONFIG, 50).eval()
+    with torch.no_grad(), autocast(CPU, Precision.bf16):
+        expected = logits_of(model)
+        monkeypatch.setattr("transformer.model.inference._casts_norms", lambda device: True)
+        ready = for_inference(model)
+        found = logits_of(ready)
+    assert any(isinstance(module, InferenceNorm) for module in ready.modules())
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+
+
 def test_for_inference_projects_a_step_by_one_product() -> None:
     """Queries, keys and values side by side, biases too, where d_k and d_v differ."""
     torch.manual_seed(4)
