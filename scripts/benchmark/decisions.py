@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from measured import Numbers
+from measured import NEAR, Numbers
 
 
 class Condition(NamedTuple):
@@ -53,6 +53,9 @@ class Decision(NamedTuple):
     yes: str
     no: str
     settings: tuple[str, ...] = ()  # keys of train that it is about, as `steps.py --set` takes them
+    beside: tuple[
+        tuple[str, str], ...
+    ] = ()  # measurements and their fields that are printed, too: what it would replace
 
 
 def decide(decision: Decision, found: dict[str, Numbers], *, card: str | None, capability: str | None) -> Numbers:
@@ -71,11 +74,16 @@ def decide(decision: Decision, found: dict[str, Numbers], *, card: str | None, c
 
     verdict = "yes" if all(holds) else "no"
     meaning = decision.yes if all(holds) else decision.no
+    others = {f"{key.partition('/')[2]} {field}": found.get(key, {}).get(field) for key, field in decision.beside}
+    beside = {what: number for what, number in others.items() if isinstance(number, float)}
+    if beside:
+        parts.append("beside " + ", ".join(f"{what} {number:,.4g}" for what, number in beside.items()))
     where = f"on compute capability {capability} alone" if capability else "but this is no GPU"
     line = f"{decision.name}: {', '.join(parts)}: {verdict}: {meaning}, {where}"
     return record | {
         "verdict": verdict,
         "numbers": numbers,
+        "beside": beside,
         "thresholds": {condition.what: condition.threshold for condition in decision.conditions},
         "line": line,
     }
@@ -108,25 +116,70 @@ def winners(decisions: tuple[Decision, ...], found: dict[str, Numbers]) -> list[
 BASE = "steps/base/25000/packed-compiled-graphs"
 BEST = "steps/best"
 
+ROLES = ("encoder", "causal", "cross")
+AS_MOST = "short_attention/900"  # a step with as many sentences as WMT's have
+NORM = "add_norm/25088x512"
+LOSS = "loss/25088/512"
+
 MINUTE = (
+    Decision(
+        "sentences",
+        (
+            Condition(
+                "both ways",
+                tuple(f"{AS_MOST}/{role}/sentences/0.0" for role in ROLES),
+                "both_ms",
+                "ms",
+                most=0.15,
+            ),
+        ),
+        "attention by whole sentences is the default",
+        "it stays off",
+        ("kernels=fused",),
+        ((f"{AS_MOST}/encoder/varlen/0.0", "both_ms"), (f"{AS_MOST}/encoder/sentences/0.1", "both_ms")),
+    ),
+    Decision(
+        "norm",
+        (
+            Condition("forward", (f"{NORM}/kernel",), "forward_ms", "ms", most=0.045),
+            Condition("backward", (f"{NORM}/kernel",), "backward_ms", "ms", most=0.06),
+        ),
+        "residual, dropout and norm in one kernel are the default",
+        "the fastest of inductor's switches is",
+        ("kernels=fused",),
+        tuple(
+            (f"{NORM}/{form}", field)
+            for form in (
+                "inductor",
+                "inductor_no_mix_order",
+                "inductor_split_size",
+                "inductor_autotune",
+                "inductor_all",
+            )
+            for field in ("forward_ms", "backward_ms")
+        ),
+    ),
     Decision(
         "attention",
         (
             Condition(
                 "the three kernels, both ways",
-                tuple(f"short_attention/triton/0.0/{role}" for role in ("encoder", "causal", "cross")),
+                tuple(f"{AS_MOST}/{role}/triton/0.0" for role in ROLES),
                 "both_ms",
                 "ms",
                 most=0.35,
             ),
         ),
-        "they are the default for attention",
+        "they are the default where whole sentences are not",
         "torch's kernel stays",
         ("kernels=triton",),
     ),
     Decision(
         "loss",
-        (Condition("with its products", ("loss/25088/512/fused",), "ms", "ms", most=5.6),),
+        (
+            Condition("with its products", (f"{LOSS}/fused",), "ms", "ms", most=5.6),
+            Condition("its largest error", (f"{LOSS}/errors",), "largest_error", "of the norm", most=NEAR),
+        ),
         "Triton's loss is the default",
         "torch's loss stays",
         ("kernels=triton",),

@@ -38,8 +38,9 @@ WHOLE = 530.0  # seconds of a stage, from the start of gpu.sh
 # Which tests of test_gpu.py compile or run whole commands; all others are tests of kernels and of the model.
 COMMANDS = "compiled or learns or resumes or nothing_set"
 TRIED = "nothing_set"  # of these, in a dry run
-NEW = "triton"  # those of kernels that are no default
-DECIDING = f"replayed or {NEW}_loss or ({NEW} and -64-)"  # of what a minute decides, in the width of base's heads
+NEW = "triton or sentence_attention or add_norm"  # those of kernels that are no default
+WIDE = "triton_attention and not -64-"  # of these, what is not of the width of base's heads
+DECIDING = f"replayed or ({NEW}) and not ({WIDE}) and not learns"
 
 OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*?) *$", re.MULTILINE)
 
@@ -622,12 +623,13 @@ STAGES = {
         {
             "card": Part(script("micro", "card", dry="card --size=tiny"), 10, 20),
             "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 70, 90),
+            "norm": Part(script("micro", "add_norm", dry="add_norm --size=tiny"), 40, 90),
             "loss": Part(script("micro", "triton_loss", dry="triton_loss --size=tiny"), 15, 40),
             "baseline": Part(steps("base", "--steps=100"), 50, 90),
             "best": Part(best, 45, 90),
             "decoding": Part(script("decode", dry="--size=tiny --sentences=12"), 35, 55),
             "big": Part(steps("big", "--steps=60"), 45, 90),
-            "tests": Part(deciding_tests, 60, 75),
+            "tests": Part(deciding_tests, 60, 90),
         },
         550,
         MINUTE,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 Numbers = dict[str, Any]
+NEAR = 0.02  # of a norm: rounding in half precision makes no larger difference
 
 
 class Measured:
@@ -71,6 +72,13 @@ class Measured:
             if names:
                 print(f"{word}: {', '.join(names)}", file=sys.stderr)
         return 1 if self.failed or self.left_out else 0
+
+
+def judged(times: Numbers, errors: list[float]) -> Numbers:
+    """These times, as a failure where what was timed is so far from float64: then they decide nothing."""
+    is_near = all(error < NEAR for error in errors)  # a NaN is not
+    found = times | {"errors": errors, "largest_error": max(errors)}
+    return found if is_near else found | {"error": f"differs from float64 by {errors}"}
 
 
 def append(path: Path, text: str) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch._inductor.config
 from kernel_times import kernel_table, kernel_times
-from measured import Measured, Numbers
+from measured import Measured, Numbers, judged
 from steps import LONGEST, MEAN, SPREAD, cudnn_attention, make_corpus, sdpa_flags, wait_for
 from torch import Tensor
 from torch.nn import functional as F
@@ -410,8 +410,7 @@ def one_attention(
     }
     if count == scale.steps[0]:
         found["kernels"] = kernels_of(both, device, scale.layers)
-    return found | {
-        "errors": errors,
+    return judged(found, errors) | {
         "sentences": len(lengths),
         "tokens": lengths.sum(0).tolist(),
         "longest": int(lengths.max()),
@@ -463,7 +462,7 @@ def tiles_of(lengths: np.ndarray[Any, Any], capacities: tuple[int, int], role: s
 
 
 def errors_of(run: Callable[..., Tensor], exact: Callable[..., Tensor], operands: tuple[Tensor, ...]) -> list[float]:
-    """How far the result and the gradients of operands are from those in float64. Raises ValueError where too far."""
+    """How far the result and the gradients of operands are from those in float64."""
     found = run(*operands)
     upstream = torch.randn_like(found)
     gradients = torch.autograd.grad(found, operands, upstream)
@@ -472,10 +471,7 @@ def errors_of(run: Callable[..., Tensor], exact: Callable[..., Tensor], operands
     expected = torch.autograd.grad(wanted, doubles, upstream.double())
 
     pairs = zip((found, *gradients), (wanted, *expected), strict=True)
-    errors = [float(((one.double() - two).norm() / two.norm()).detach()) for one, two in pairs]
-    if not max(errors) < 0.02:
-        raise ValueError(f"differs from float64 by {errors}")
-    return errors
+    return [float(((one.double() - two).norm() / two.norm()).detach()) for one, two in pairs]
 
 
 def replayed(run: Callable[[], object], device: torch.device) -> float:
@@ -562,7 +558,7 @@ def one_add_norm(form: str, rows: int, d_model: int, *, layers: int, device: tor
         found = {"forward_ms": replayed(forward, device) / layers, "both_ms": replayed(both, device) / layers}
         kernels = kernels_of(both, device, layers)
     found["backward_ms"] = found["both_ms"] - found["forward_ms"]
-    return found | {"compile_seconds": compiling, "errors": errors, "kernels": kernels}
+    return judged(found, errors) | {"compile_seconds": compiling, "kernels": kernels}
 
 
 # ---- the loss
@@ -658,7 +654,7 @@ def loss_errors(run: Callable[..., Tensor], d_model: int, scale: Scale, device: 
     def exact(hidden: Tensor, matrix: Tensor) -> Tensor:
         return smoothed_cross_entropy(hidden @ matrix.t(), targets, label_smoothing=0.1)[0]
 
-    return {"errors": errors_of(lambda *operands: run(*operands, targets), exact, (hidden, matrix))}
+    return judged({}, errors_of(lambda *operands: run(*operands, targets), exact, (hidden, matrix)))
 
 
 def cross_entropy(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:

