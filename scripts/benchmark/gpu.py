@@ -189,7 +189,7 @@ def main(arguments: list[str], known: dict[str, Stage] | None = None) -> int:
             print("\n".join(text_from(place.log, log_begins).split("\n")[-40:]), flush=True)
         tell(stage.decisions, names["jsonl"], facts)
 
-    tell(stage.decisions, names["jsonl"], facts, what_is_open=True)
+    tell(stage.decisions, names["jsonl"], facts, what_is_open=not args.parts)
     if stage.decisions:
         copies.mkdir(parents=True, exist_ok=True)
         for path in filter(Path.exists, (*names.values(), summary_path)):
