@@ -1,27 +1,35 @@
 """How fast a model decodes: made-up sentences of WMT's lengths, by the package's own search, in batches of any size.
 
     python scripts/benchmark/decode.py --output decode.jsonl
+    python scripts/benchmark/decode.py --output decode.jsonl --settings=beam4-131072 --ways=eager,replayed,ctranslate2
 
 Weights are random, so no hypothesis ends by itself: `max_extra=1` ends it where its source does, which gives
-translations as long as WMT's. Greedy search is what a validation costs. Each setting has a limit of its own, and one
-that reaches it reports the batches that it had done.
+translations as long as WMT's. Greedy search is what a validation costs. Each measurement has a limit of its own, and
+one that reaches it reports the batches that it had done.
+
+Ways: `eager` launches every kernel; `replayed` is `search.cuda_graphs=true`, whose first pass over the sentences,
+with its recordings, is reported apart; `ctranslate2` is `search.engine=ctranslate2` in bf16, whose translations are all
+as long as the longest of their batch. Speed is tokens of the best hypotheses, EOS counted, end to end.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from contest import among
 from measured import Measured, Numbers
 from steps import SIZES, make_corpus, sdpa_flags, wait_for
 
 from transformer.compute import avoid_cudnn_attention, dtype_of, resolve_device
-from transformer.config.settings import Device, Precision, SearchConfig
+from transformer.config.settings import Device, Precision, Quantization, SearchConfig
 from transformer.decoding.batches import Batches
+from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.model.transformer import Transformer
 
 
@@ -32,6 +40,7 @@ class Setting(NamedTuple):
     batch_tokens: int
 
 
+WAYS = ("eager", "replayed", "ctranslate2")
 SETTINGS = {
     "beam4-131072": Setting(4, 131_072),
     "greedy-131072": Setting(1, 131_072),
@@ -49,20 +58,24 @@ def main(arguments: list[str]) -> int:
     torch.manual_seed(1)
     model = Transformer(config, vocab_size).to(device, dtype_of(Precision.bf16)).eval()
     sources = make_sources(args.sentences, vocab_size)
-    for name, setting in SETTINGS.items():
-        key = f"decode/{args.size}/{name}"
-        measured.take(key, partial(measure, model, sources, setting, device=device, seconds=args.each))
-        print(f"{key}: {measured.get(key)}", flush=True)
+    for way in args.ways:
+        for name in args.settings:
+            key = f"decode/{args.size}/{name}" + ("" if way == "eager" else f"/{way}")
+            take = measure_engine if way == "ctranslate2" else partial(measure, replays=way == "replayed")
+            measured.take(key, partial(take, model, sources, SETTINGS[name], device=device, seconds=args.each))
+            print(f"{key}: {measured.get(key)}", flush=True)
     return measured.status()
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="base", help="default: %(default)s")
+    parser.add_argument("--settings", type=among(*SETTINGS), default=list(SETTINGS), help="default: all")
+    parser.add_argument("--ways", type=among(*WAYS), default=["eager"], help="of eager, replayed, ctranslate2")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="default: %(default)s")
     parser.add_argument("--sentences", type=int, default=3_000, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=600.0, help="for everything (default: %(default)s)")
-    parser.add_argument("--each", type=float, default=15.0, help="seconds for a setting (default: %(default)s)")
+    parser.add_argument("--each", type=float, default=15.0, help="seconds for each measurement (default: %(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="write every number here, as lines of JSON")
     return parser.parse_args(arguments)
 
@@ -92,17 +105,81 @@ class Clock:
 
 
 def measure(
-    model: Transformer, sources: list[list[int]], setting: Setting, *, device: torch.device, seconds: float
+    model: Transformer,
+    sources: list[list[int]],
+    setting: Setting,
+    *,
+    device: torch.device,
+    seconds: float,
+    replays: bool,
 ) -> Numbers:
-    """All sentences by one setting, after a few that warm up."""
+    """All sentences by one setting, after a few that warm up; where steps are replayed, after all of them."""
     search = SearchConfig(beam_size=setting.beam_size, max_extra=1, batch_tokens=setting.batch_tokens)
     batches = Batches.of(model, search, device=device, precision=Precision.bf16)
+    if replays:
+        batches = batches.replayed()
     batches.hypotheses(sources[:8], n_best=1, check=Clock(seconds))
+    find = partial(batches.hypotheses, sources, n_best=1)
+
+    more: Numbers = {"cudnn_attention": sdpa_flags()["cudnn"]}
+    if replays:
+        first = timed(find, Clock(seconds), device)
+        if not first["finished"]:
+            return first
+        assert batches.replay is not None
+        more |= {"first_pass_seconds": first["seconds"], "recordings": batches.replay.n_recorded}
+        more |= {"replayed": batches.replay.is_recording}  # false: the GPU could not, and steps were launched
+    return timed(find, Clock(seconds), device) | more
+
+
+def measure_engine(
+    model: Transformer, sources: list[list[int]], setting: Setting, *, device: torch.device, seconds: float
+) -> Numbers:
+    """All sentences by CTranslate2, in batches of like length: every translation as long as the longest of its batch.
+
+    In a batch, it has one maximum length for all.
+    """
+    from transformer.integrations.engine.ctranslate2 import Vocabularies, version
+    from transformer.integrations.engine.searcher import Searcher
+
+    def names(size: int) -> list[str]:
+        return ["<pad>", "<unk>", "<s>", "</s>", *(f"piece{n}" for n in range(4, size))]
+
+    vocabularies = Vocabularies(names(model.source_vocab_size), names(model.vocab_size))
+    quantization = Quantization.bfloat16 if device.type == "cuda" else Quantization.float32
+    searcher = Searcher.of(model, vocabularies, quantization=quantization, device=device)
+
+    search = SearchConfig(beam_size=setting.beam_size, max_extra=1, batch_tokens=setting.batch_tokens)
+    batches = Batches.of(model, search, device=device, precision=Precision.bf16)
+    cut = batches.cut([len(source) + 1 for source in sources])  # EOS counted
+    max_lengths = [0] * len(sources)
+    for batch in cut:
+        for n in batch:
+            max_lengths[n] = batches.max_length(sources[batch[0]])
+
+    def find(check: Callable[[], None]) -> list[list[Hypothesis]]:
+        found = searcher.hypotheses(
+            sources,
+            cut,
+            beam_size=setting.beam_size,
+            n_best=1,
+            max_lengths=max_lengths,
+            penalty=length_penalty(search.length_penalty),
+            prefixes=None,
+            check=check,
+        )
+        return [of_source for of_source in found if of_source is not None]
+
+    find(Clock(seconds))
+    return timed(find, Clock(seconds), device) | {"engine": version(), "type": quantization.value}
+
+
+def timed(find: Callable[..., list[list[Hypothesis]]], clock: Clock, device: torch.device) -> Numbers:
+    """How long a search takes, from ids to ids."""
     wait_for(device)
-    clock = Clock(seconds)
     begun = time.monotonic()
     try:
-        found = batches.hypotheses(sources, n_best=1, check=clock)
+        found = find(check=clock)
     except TimeIsOver:
         return {"seconds": time.monotonic() - begun, "finished": False, "batches": clock.batches}
     took = time.monotonic() - begun
@@ -112,10 +189,9 @@ def measure(
         "seconds": took,
         "finished": True,
         "batches": clock.batches,
-        "sentences": len(sources),
+        "sentences": len(found),
         "target_tokens": tokens,
         "target_tokens_per_second": tokens / took,
-        "cudnn_attention": sdpa_flags()["cudnn"],
     }
 
 

@@ -14,6 +14,7 @@ import pytest
 from support.corpora import metrics_of, read, results_of, steps_of
 from support.null_gpu import PYTHON, Ended, caches_of, on_null_gpu, train_on_null_gpu
 from support.paths import CORPORA, ROOT, needs_corpora
+from support.translations import write_run
 
 pytestmark = [
     pytest.mark.null_gpu,
@@ -501,6 +502,67 @@ def test_translate_answers_each_line(eager: tuple[Path, Ended]) -> None:
     done = on_null_gpu(eager[0], "transformer", "translate", "run_dir=run", text="A dog.\nTwo dogs run.\n")
     assert done.status == 0, done.err
     assert len(done.out.splitlines()) == 2
+
+
+COUNT_LAUNCHES = """
+import json, sys, torch
+from sitecustomize import counted
+from transformer.compute import avoid_cudnn_attention
+from transformer.config.settings import ModelConfig, Precision, SearchConfig
+from transformer.decoding import batches as module
+from transformer.decoding.replay import Replay
+from transformer.model.transformer import Transformer
+
+device = torch.device("cuda")
+avoid_cudnn_attention(device)
+search = SearchConfig(max_extra=1, batch_tokens=131_072)
+model = Transformer(ModelConfig(), 37_000).to(device)
+launched = module.Batches.of(model, search, device=device, precision=Precision.bf16)
+replayed = launched.replayed()
+seen = []
+totals = lambda: {kind: sum(names.values()) for kind, names in counted().items()}
+
+def seeing(function):
+    return lambda *how: (seen.append(totals()), function(*how))[1]
+
+def a_step(batches, first, last):
+    seen.clear()
+    batches.hypotheses([[7] * 38 for _ in range(64)], n_best=1)
+    return {kind: (seen[last].get(kind, 0) - seen[first].get(kind, 0)) / (last - first) for kind in seen[last]}
+
+module.decode_step = seeing(module.decode_step)
+found = [a_step(launched, 8, 15)]
+Replay._take = seeing(Replay._take)
+replayed.hypotheses([[7] * 38 for _ in range(64)], n_best=1)
+found += [a_step(replayed, 8, 15), a_step(replayed, 8, 16)]
+print(json.dumps(found))
+"""
+
+
+def test_search_step_launches_few_kernels_and_is_replayed_as_one_graph(tmp_path: Path) -> None:
+    """Of base in a beam of four. Eight steps make the host wait for nothing but the one question after them."""
+    done = on_null_gpu(tmp_path, "python", "-c", COUNT_LAUNCHES)
+    assert done.status == 0, done.err
+    launched, replayed, and_asked = json.loads(done.out)
+    assert sum(launched[kind] for kind in ("kernel", "product", "copy")) <= 195
+    assert {kind: count for kind, count in replayed.items() if count} == {"graph": 1}
+    assert {kind: count for kind, count in and_asked.items() if count} == {"graph": 1, "sync": 1 / 8, "copy": 1 / 8}
+
+
+@pytest.mark.parametrize("refuses", ["0", "1"])
+def test_translate_replays_the_steps_of_a_search_or_launches_them(refuses: str, spm: bytes, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", spm, seed=1)
+    done = on_null_gpu(
+        tmp_path,
+        *("transformer", "translate", "run_dir=run", "search.cuda_graphs=true", "precision=bf16"),
+        text="a dog .\ntwo dogs run .\n",
+        NULL_GPU_REFUSES_GRAPHS=refuses,
+    )
+    assert done.status == 0, done.err
+    assert len(done.out.splitlines()) == 2
+    said = "the GPU replays no step of a search from now on ("
+    assert done.err.count(said) == int(refuses)
+    assert "Traceback" not in done.err
 
 
 ON_A_RUN = {

@@ -4,12 +4,18 @@ import itertools
 import math
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from transformer.decoding import search
+from transformer.decoding.buffers import Arena
+from transformer.decoding.ensemble import EnsembleState, decode_step
+from transformer.decoding.replay import Replay
 from transformer.decoding.search import Hypothesis
+from transformer.model.transformer import DecoderState
 from transformer.vocabulary import BOS, EOS, PAD
 
 
@@ -41,12 +47,98 @@ class Prefixes:
     def reorder(self, rows: Tensor) -> "Prefixes":
         return Prefixes(self.table, [self.rows[row] for row in rows.tolist()], self.seen)
 
+    # As buffers, which are lists.
+
+    def shape(self) -> None:
+        return None
+
+    def fixed(self, arena: Arena, *, sentences: int, positions: int) -> "Prefixes":
+        beam_size = len(self.rows) // len({sentence for sentence, _ in self.rows})
+        return Prefixes(self.table, self.rows[:1] * (sentences * beam_size), self.seen)
+
+    def fill(self, state: "Prefixes") -> None:
+        self.rows[: len(state.rows)] = state.rows
+
+    def reading(self, positions: int) -> "Prefixes":
+        return self
+
+    def keep(self, after: "Prefixes") -> None:
+        self.rows[:] = after.rows
+
 
 def step(tokens: Tensor, state: Prefixes) -> tuple[Tensor, Prefixes]:
     state.seen.append(len(tokens))
     rows = [(sentence, (*prefix, token)) for (sentence, prefix), token in zip(state.rows, tokens.tolist(), strict=True)]
     logits = torch.tensor([state.table(sentence, prefix[1:]) for sentence, prefix in rows], dtype=torch.float64)
     return logits, Prefixes(state.table, rows, state.seen)
+
+
+PLACES = (2, 5, 16, 50)  # for sentences of a search whose tensors stay where they are
+
+
+def beam_search(taken: Any, state: Any, **how: Any) -> list[list[Hypothesis]]:
+    """`beam_search`, which has to find the same where its tensors stay where they are."""
+    fixed = _in_buffers(taken, state)
+    found = search.beam_search(taken, state, **how)
+    if fixed is not None:
+        again = search.beam_search(*fixed, **how, loop=Replay(torch.device("cpu"), places=PLACES))
+        assert all(itertools.starmap(all_same, zip(again, found, strict=True)))
+    return found
+
+
+def sweep_penalties(taken: Any, state: Any, **how: Any) -> list[list[Hypothesis]]:
+    """`sweep_penalties`, likewise."""
+    fixed = _in_buffers(taken, state)
+    found = search.sweep_penalties(taken, state, **how)
+    if fixed is not None:
+        again = search.sweep_penalties(*fixed, **how, loop=Replay(torch.device("cpu"), places=PLACES))
+        assert all(itertools.starmap(all_same, zip(again, found, strict=True)))
+    return found
+
+
+def _in_buffers(taken: Any, state: Any) -> tuple[Any, Any] | None:
+    """A step and a state that can be put into buffers, for the same search; None where there are none."""
+    match state:
+        case Prefixes() if taken is step:
+            return step, Prefixes(state.table, list(state.rows))
+        case DecoderState():
+            return lambda tokens, states: decode_step([taken.__self__], tokens, states), EnsembleState([state])
+        case EnsembleState(states=[DecoderState(), *_]):
+            return taken, state
+        case EnsembleState():
+            tables: list[Any] = state.states
+            copies: list[Any] = [Prefixes(part.table, list(part.rows)) for part in tables]
+            return taken, TableStates(copies)
+        case _:
+            return None
+
+
+class TableStates(EnsembleState):
+    """Of an ensemble of tables."""
+
+    def reorder(self, rows: Tensor) -> "TableStates":
+        return TableStates([state.reorder(rows) for state in self.states])
+
+    def shape(self) -> None:
+        return None
+
+    def fixed(self, arena: Arena, *, sentences: int, positions: int) -> "TableStates":
+        states: list[Any] = [state.fixed(arena, sentences=sentences, positions=positions) for state in self._tables()]
+        return TableStates(states)
+
+    def fill(self, state: EnsembleState) -> None:
+        for own, other in zip(self._tables(), state.states, strict=True):
+            own.fill(other)
+
+    def reading(self, positions: int) -> "TableStates":
+        return self
+
+    def keep(self, after: EnsembleState) -> None:
+        for own, other in zip(self._tables(), after.states, strict=True):
+            own.keep(other)
+
+    def _tables(self) -> list[Any]:
+        return list(self.states)
 
 
 def wu(log_prob: float, length: int, alpha: float) -> float:

@@ -782,6 +782,11 @@ class SearchConfig:
         "type of CTranslate2's weights (auto: int8 where the processor multiplies it, else float32)",
         on_resume=OnResume.allow,
     )
+    cuda_graphs: bool | None = option(
+        None,
+        "let a GPU replay the recorded steps of a beam search, where it was loaded from a run (null: no)",
+        on_resume=OnResume.allow,
+    )
 
     def __post_init__(self) -> None:
         at_least(self, "search.", 1, "beam_size", "max_extra", "batch_tokens")
@@ -814,6 +819,9 @@ class SearchOverride:
     )
     engine_type: EngineType | None = option(
         None, "type of CTranslate2's weights: auto, float32, int8, float16, bfloat16 (null: the run's)"
+    )
+    cuda_graphs: bool | None = option(
+        None, "let a GPU replay the recorded steps of a beam search (null: the run's setting)"
     )
 
     def over(self, base: SearchConfig) -> SearchConfig:

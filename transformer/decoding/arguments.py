@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from numbers import Real
 
-from transformer.arguments import shown, whole
+from transformer.arguments import check_flag, shown, whole
 from transformer.config.primitives import made_again
 from transformer.config.settings import EngineType, SampleConfig, SearchConfig, SearchOverride
 from transformer.decoding.sampling import Sampling
@@ -67,6 +67,7 @@ def search_override(
     batch_tokens: int | None,
     engine: str | None = None,
     engine_type: EngineType | None = None,
+    cuda_graphs: bool | None = None,
 ) -> SearchOverride:
     """What replaces the run's search settings; None keeps the run's own. Raises InputError for one that cannot be."""
     for name, value in {"beam_size": beam_size, "max_extra": max_extra, "batch_tokens": batch_tokens}.items():
@@ -74,9 +75,11 @@ def search_override(
             whole(name, value)
     if length_penalty is not None:
         _check_number("length_penalty", length_penalty)
+    if cuda_graphs is not None:
+        check_flag("cuda_graphs", cuda_graphs)
 
     try:
-        return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens, engine, engine_type)
+        return SearchOverride(beam_size, length_penalty, max_extra, batch_tokens, engine, engine_type, cuda_graphs)
     except ValueError as error:
         raise InputError(str(error).removeprefix("search.")) from None
 

@@ -26,6 +26,7 @@ from transformer.data.batch import pad_rows
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import IdPair, align, piece_log_probs
 from transformer.decoding.parallel import MOST_AT_ONCE, in_parallel
+from transformer.decoding.replay import Replay
 from transformer.decoding.sampling import Sampling, sample
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
 from transformer.model.inference import for_inference
@@ -66,6 +67,7 @@ class Batches:
     precision: Precision
     is_plain: bool = False  # attention by products and a softmax, where torch would choose a fused kernel
     searcher: Searcher | None = field(default=None, repr=False)  # which searches for the one model, in its place
+    replay: Replay | None = field(default=None, repr=False)  # takes the steps of a beam search, in place of the host
 
     @classmethod
     def of(cls, model: Transformer, search: SearchConfig, *, device: torch.device, precision: Precision) -> "Batches":
@@ -77,11 +79,17 @@ class Batches:
     def __reduce__(self) -> tuple[object, ...]:
         """What pickle and copy keep: the ready form of a model may be in a layout of oneDNN's, and is made anew."""
         recipe = None if self.searcher is None else self.searcher.recipe()
-        return _of_all, (self.models, self.search, self.device, self.precision, self.is_plain, recipe)
+        replays = self.replay is not None
+        return _of_all, (self.models, self.search, self.device, self.precision, self.is_plain, recipe, replays)
 
     def joined(self, other: "Batches") -> "Batches":
         """The ensemble of the models of both; search settings and arithmetic stay."""
-        return replace(self, models=self.models + other.models, ready=self.ready + other.ready)
+        replay = None if self.replay is None or other.replay is None else Replay(self.device)
+        return replace(self, models=self.models + other.models, ready=self.ready + other.ready, replay=replay)
+
+    def replayed(self) -> "Batches":
+        """The same, but a GPU replays the steps of beam searches. Samples are drawn as before."""
+        return replace(self, replay=Replay(self.device))
 
     def max_length(self, source: list[int]) -> int:
         """The largest |Y| of a translation: none may be longer than a model has positions for."""
@@ -138,6 +146,7 @@ class Batches:
                 bos=BOS,
                 eos=EOS,
                 prefixes=batch.prefixes,
+                loop=self.replay,
             )
 
         return self._search(sources, find, width=self.search.beam_size, prefixes=prefixes, check=check)
@@ -162,6 +171,7 @@ class Batches:
                 penalties=penalties,
                 bos=BOS,
                 eos=EOS,
+                loop=self.replay,
             )
 
         return self._search(sources, find, width=self.search.beam_size)
@@ -223,7 +233,11 @@ class Batches:
         The longest comes first. Sources that make up some of the batches are cut into the same ones by themselves, if
         they are in the same order: where a batch ends depends on its own longest source alone.
         """
-        return list(_cut(lengths, width=self.search.beam_size, batch_tokens=self._batch_tokens))
+        return list(self._cut(lengths, width=self.search.beam_size))
+
+    def _cut(self, lengths: list[int], *, width: int) -> Iterator[list[int]]:
+        sizes = () if self.replay is None else self.replay.sizes
+        return _cut(lengths, width=width, batch_tokens=self._batch_tokens, sizes=sizes)
 
     def _by_searcher(
         self,
@@ -320,7 +334,7 @@ class Batches:
         A CPU works on several batches at once, each with its share of the threads: two threads that share a batch wait
         for each other at each of its small products.
         """
-        batches = list(_cut(lengths, width=width, batch_tokens=self._batch_tokens))
+        batches = list(self._cut(lengths, width=width))
 
         def work_on(batch: list[int], cancelled: Event) -> list[tuple[int, Result]]:
             plainly = sdpa_kernel(SDPBackend.MATH) if self.is_plain else nullcontext()
@@ -342,6 +356,7 @@ def _of_all(
     precision: Precision,
     is_plain: bool,
     recipe: Callable[[Transformer, torch.device], Searcher] | None,
+    replays: bool,
 ) -> Batches:
     """With these models, the first alone or an ensemble; `recipe` makes the searcher again."""
     first, *others = [Batches.of(model, search, device=device, precision=precision) for model in models]
@@ -349,7 +364,7 @@ def _of_all(
         first = first.joined(other)
     if recipe is not None:
         first = replace(first, searcher=recipe(models[0], device))
-    return replace(first, is_plain=is_plain)
+    return replace(first, is_plain=is_plain, replay=Replay(device) if replays else None)
 
 
 @contextmanager
@@ -358,19 +373,20 @@ def _arithmetic(device: torch.device, precision: Precision) -> Iterator[None]:
         yield
 
 
-def _cut(lengths: list[int], *, width: int, batch_tokens: int) -> Iterator[list[int]]:
+def _cut(lengths: list[int], *, width: int, batch_tokens: int, sizes: Sequence[int]) -> Iterator[list[int]]:
     """The indices of items of these lengths, the longest first, in batches that fit into memory.
 
     A batch of `n` items has `n` x `width` rows, each as long as its longest item: at most `batch_tokens` positions, or
     a single item. The longest go first, so that too little memory shows at once. For that, the short ones at the end
     must not be so many that the logits of their rows take more memory than the long ones did: hence the limit of rows.
+
+    Where there are `sizes`, a batch has one of them, but for the last one and those of very long items.
     """
-    batch: list[int] = []
-    for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        rows = (len(batch) + 1) * width
-        if batch and (rows * lengths[batch[0]] > batch_tokens or rows > _MOST_HYPOTHESES):
-            yield batch
-            batch = []
-        batch.append(n)
-    if batch:
-        yield batch
+    in_order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    start = 0
+    while start < len(in_order):
+        most_rows = min(batch_tokens // max(1, lengths[in_order[start]]), _MOST_HYPOTHESES)
+        most = max(1, most_rows // width)
+        most = max((size for size in sizes if size <= most), default=most)
+        yield in_order[start : start + most]
+        start += most

@@ -129,7 +129,7 @@ def settings_of(job: TranslateJob | ScoreJob, translator: Translator, texts: Map
         "tokenizers": list(tokenizer_digests(read_models(Path(job.run_dir)))),
         "precision": translator.precision.value,
     }
-    search = replace(translator.search, batch_tokens=None)
+    search = replace(translator.search, batch_tokens=None, cuda_graphs=None)
     settings |= {f"search.{name}": value for name, value in to_json(search).items()}
     for name, value in to_json(job).items():
         if isinstance(value, dict) and name not in _OTHER_KEYS:

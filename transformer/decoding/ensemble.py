@@ -7,13 +7,14 @@ thinks impossible can still be chosen by the others; the geometric mean, that of
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from transformer.compute import at_least_fp32
+from transformer.decoding import buffers
 from transformer.model.transformer import DecoderState, Transformer
 
 
@@ -26,6 +27,35 @@ class EnsembleState:
     def reorder(self, rows: Tensor) -> "EnsembleState":
         """The state of the hypotheses `rows` `(R,)`: see `DecoderState.reorder`."""
         return EnsembleState([state.reorder(rows) for state in self.states])
+
+    # ---- in buffers: see `replay`
+
+    def shape(self) -> Hashable:
+        """All in which its buffers may differ from others for as many sentences and positions."""
+        return tuple(buffers.source_positions(state) for state in self.states)
+
+    def fixed(self, arena: buffers.Arena, *, sentences: int, positions: int) -> "EnsembleState":
+        """Buffers for a state like this one."""
+        return EnsembleState(
+            [
+                buffers.fixed(state, arena, n, sentences=sentences, positions=positions)
+                for n, state in enumerate(self.states)
+            ]
+        )
+
+    def fill(self, state: "EnsembleState") -> None:
+        """Put a state of as many sentences, or fewer, into these buffers."""
+        for own, other in zip(self.states, state.states, strict=True):
+            buffers.fill(own, other)
+
+    def reading(self, positions: int) -> "EnsembleState":
+        """The same buffers, of which a step reads so many positions."""
+        return EnsembleState([buffers.reading(state, positions) for state in self.states])
+
+    def keep(self, after: "EnsembleState") -> None:
+        """Put what a step from these buffers has made where the next one reads it."""
+        for own, other in zip(self.states, after.states, strict=True):
+            buffers.keep(own, other)
 
 
 def decode_step(models: Sequence[Transformer], tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:

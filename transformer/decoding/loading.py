@@ -34,7 +34,7 @@ from transformer.config.settings import (
 from transformer.data.tokenizer import Tokenizers, read_models
 from transformer.decoding.arguments import search_override
 from transformer.decoding.batches import Batches
-from transformer.decoding.proof import in_way, known_way, prove_search
+from transformer.decoding.proof import in_way, known_way, prove_replay, prove_search
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, check_size, load_parameters
@@ -58,6 +58,7 @@ def load(
     batch_tokens: int | None = None,
     engine: str | None = None,
     engine_type: Literal["auto", "float32", "int8", "float16", "bfloat16"] | None = None,
+    cuda_graphs: bool | None = None,
     ensemble: Iterable[str | Path] = (),
 ) -> Translator:
     """The translator of a run directory, to be used from Python: `transformer.load("runs/demo").translate(texts)`.
@@ -75,6 +76,7 @@ def load(
         needed. A CPU holds as many batches as torch has threads, but at most 8.
     engine: what searches: "torch", or "ctranslate2", which writes a copy of the weights into the run once.
     engine_type: the type of that copy; "auto" is int8 where the processor multiplies it, else float32.
+    cuda_graphs: let a GPU replay the recorded steps of a beam search, where the host would launch every kernel.
     ensemble: other runs with the same tokenizer: at each step the probabilities of all models are averaged.
 
     None leaves a search setting as the run was trained with. The number of CPU threads is torch's. On a GPU, the
@@ -99,6 +101,7 @@ def load(
             batch_tokens=batch_tokens,
             engine=_engine(engine),
             engine_type=None if engine_type is None else _choose(EngineType, "engine_type", engine_type),
+            cuda_graphs=cuda_graphs,
         ),
         device=_choose(Device, "device", device),
         precision=_choose(Precision, "precision", precision),
@@ -223,6 +226,8 @@ def build_translator(
         if torch_device.type == "cuda":
             way = known_way(run, torch_device)
             batches = prove_search(batches)[0] if way is None else in_way(batches, way)
+            if settings.cuda_graphs and settings.engine == TORCH:
+                batches = prove_replay(batches)
     weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)].sha256
     tags = checkpoint.settings("data", DataConfig).required_tags()
     translator = Translator(tokenizers, batches, tags=tags, weights=[weights])

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transformer.compute import HALF, product_dtype
-from transformer.config.settings import Precision, Score
+from transformer.config.settings import Precision, Score, SearchConfig
 from transformer.decoding.batches import Batches
 from transformer.decoding.forced import piece_log_probs
+from transformer.decoding.search import length_penalty
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
 from transformer.layout import Mask, Padded
 from transformer.model.attention import Look, attend
@@ -47,7 +48,7 @@ def in_way(batches: Batches, way: str) -> Batches:
     if way == FULL and batches.precision in HALF:
         (model,) = batches.models
         batches = Batches.of(model, batches.search, device=batches.device, precision=Precision.fp32)
-    return replace(batches, is_plain=way != FUSED)
+    return replace(batches, is_plain=way != FUSED, replay=None)
 
 
 def prove_search(
@@ -79,6 +80,49 @@ def prove_search(
         log.warning("%s: not taken: %.300s", name, failure)
         failures.append(f"{way}: {failure}")
     raise InputError(f"{batches.device} searches as it should in no way ({'; '.join(failures)}): set device=cpu")
+
+
+def prove_replay(batches: Batches) -> Batches:
+    """The same search with its steps replayed, where that is sound; else as it is, and one line says why."""
+    name = "searches with replayed steps"
+    most = MOST[batches.precision in HALF]
+    made = batches.replayed()
+    try:
+        deviation = search_deviation(made)
+        loss = replay_loss(made, batches)
+    except (TransformerError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a driver or a kernel raises
+        log.warning("%s: not taken: %.300s", name, f"{type(error).__name__}: {error}".partition("\n")[0])
+        return batches
+
+    if made.replay is None or not made.replay.is_recording:
+        return batches  # it has said why
+    if deviation <= most and loss <= most:
+        log.info("%s: a piece's log-probability differs by %.2g from the plain way's", name, deviation)
+        return made
+    log.warning(
+        "%s: not taken: the log-probability of a piece differs by %.2g, and a translation loses %.2g",
+        name,
+        deviation,
+        loss,
+    )
+    return batches
+
+
+def replay_loss(replayed: Batches, launched: Batches) -> float:
+    """How much worse a piece is in the best translations of a search than in those of another one, in the worst case.
+
+    By score: where two searches round otherwise, they may decide between equals otherwise, but hardly for the worse.
+    """
+    sources, search = _made_up(replayed)
+    found = [replace(one, search=search).hypotheses(sources, n_best=1) for one in (replayed, launched)]
+    penalty = length_penalty(search.length_penalty)
+    losses = []
+    for [one], [other] in zip(*found, strict=True):
+        loss = other.score(penalty) - one.score(penalty)
+        losses.append(loss * penalty(one.length) / max(1, one.length))
+    return math.nan if any(map(math.isnan, losses)) else max(losses)
 
 
 def attention_deviation(batches: Batches) -> float:
@@ -124,14 +168,8 @@ def attention_deviation(batches: Batches) -> float:
 def search_deviation(batches: Batches) -> float:
     """How far the mean log-probability of a piece is from that of plain forced decoding, in the worst translation."""
     (model,) = batches.models
-    draw = np.random.default_rng(0)
-    longest = max(1, min(LONGEST, batches.max_positions // 2))
-    lengths = np.linspace(1, longest, SOURCES).astype(int).tolist()
-    sources = [draw.integers(UNK, model.source_vocab_size, size=length).tolist() for length in lengths]
-    most_extra = max(1, batches.max_positions - 1 - longest)  # forced decoding reads BOS, too
-    if batches.search.max_extra > most_extra:
-        batches = replace(batches, search=replace(batches.search, max_extra=most_extra))
-    best = [found[0] for found in batches.hypotheses(sources, n_best=1)]
+    sources, search = _made_up(batches)
+    best = [found[0] for found in replace(batches, search=search).hypotheses(sources, n_best=1)]
 
     was_training = model.training
     model.eval()
@@ -146,6 +184,17 @@ def search_deviation(batches: Batches) -> float:
         for hypothesis, log_probs in zip(best, plain, strict=True)
     ]
     return math.nan if any(map(math.isnan, deviations)) else max(deviations)
+
+
+def _made_up(batches: Batches) -> tuple[list[list[int]], SearchConfig]:
+    """Sources, and settings with which their translations fit into forced decoding, which reads BOS, too."""
+    draw = np.random.default_rng(0)
+    longest = max(1, min(LONGEST, batches.max_positions // 2))
+    lengths = np.linspace(1, longest, SOURCES).astype(int).tolist()
+    vocab_size = batches.models[0].source_vocab_size
+    sources = [draw.integers(UNK, vocab_size, size=length).tolist() for length in lengths]
+    most_extra = max(1, batches.max_positions - 1 - longest)
+    return sources, replace(batches.search, max_extra=min(batches.search.max_extra, most_extra))
 
 
 def known_way(run: RunDir, device: torch.device) -> str | None:

@@ -3,16 +3,17 @@
 Shapes: `B` sentences that are still searched, `K` beam_size, `A` length penalties, `N` n_best, `C` candidates of a
 sentence (2 K), `V` vocabulary, `L` the largest of the maximum lengths. `|Y|` is a length that counts EOS.
 
-Read `beam_search` for the rules, then `_search` for the loop. Its parts are pure functions: `_Beams`, all that is known
-of the sentences, goes in and comes out. It stays on the device, and the host asks one question a step: which sentences
-are done? Log-probabilities are summed in float64 whatever the model computes in, because a float32 sum over a long
+Read `beam_search` for the rules, then `launch` for the loop, and `advance` for a step. Its parts are pure functions:
+`Beams`, all that is known of the sentences, goes in and comes out. It stays on the device, and the host asks one
+question a step: which sentences are done? (`replay` has another loop around the same step, which asks less often.)
+Log-probabilities are summed in float64 whatever the model computes in, because a float32 sum over a long
 sentence loses the digits that tell two hypotheses apart; at this size it costs nothing.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -79,6 +80,7 @@ def beam_search(
     bos: int,
     eos: int,
     prefixes: Tensor | None = None,
+    loop: "Loop | None" = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` best hypotheses of each sentence, the best first, by log-probability / penalty(|Y|).
 
@@ -88,6 +90,8 @@ def beam_search(
 
     `prefixes` `(B, P)` holds the tokens that each hypothesis of a sentence has to begin with, and PAD behind them. They
     are fewer than the maximum length. Their log-probabilities count, as those of all tokens do.
+
+    `loop` takes the steps; None is `launch`.
 
     At each step the 2 K best continuations of a sentence are considered in order. One that is EOS finishes a hypothesis
     if it ranks among the first K; the first K that are not EOS live on. A sentence is done, and leaves, when
@@ -120,6 +124,7 @@ def beam_search(
         bos=bos,
         eos=eos,
         prefixes=prefixes,
+        loop=loop,
     )
     return [hypotheses for [hypotheses] in results]  # of each sentence, those under the only penalty
 
@@ -133,6 +138,7 @@ def sweep_penalties(
     penalties: Sequence[Callable[[int], float]],
     bos: int,
     eos: int,
+    loop: "Loop | None" = None,
 ) -> list[list[Hypothesis]]:
     """The best hypothesis of each sentence under each of several length penalties, from one search.
 
@@ -159,6 +165,7 @@ def sweep_penalties(
         bos=bos,
         eos=eos,
         prefixes=None,
+        loop=loop,
     )
     return [[best for [best] in lists] for lists in results]
 
@@ -174,49 +181,71 @@ def _search(
     bos: int,
     eos: int,
     prefixes: Tensor | None,
+    loop: "Loop | None",
 ) -> list[list[list[Hypothesis]]]:
-    """For each sentence and penalty, the `n_best` best hypotheses, by the rules of `beam_search`.
-
-    A step, with the shape of what each part gives:
-
-        tokens (B K,) and state  -> step         logits (B K, V)
-        logits, live hypotheses  -> _candidates  the 2 K best continuations of each sentence, (B, C)
-        those that are EOS       -> _finish      finished hypotheses (B, A, N)
-        K of the others          -> _extend      live hypotheses (B, K)
-    """
-    n_sentences = len(max_lengths)
+    """For each sentence and penalty, the `n_best` best hypotheses, by the rules of `beam_search`."""
     longest = max(max_lengths.tolist(), default=0)
     device = max_lengths.device
 
     # The penalty of every |Y| from 1 on.
     penalty_rows = [[penalty(length) for length in range(1, longest + 1)] for penalty in penalties]
-    penalties_by_length = torch.tensor(penalty_rows, dtype=torch.float64, device=device)  # (A, L)
+    rules = Rules(
+        penalties=torch.tensor(penalty_rows, dtype=torch.float64, device=device),  # (A, L)
+        banned=torch.tensor([PAD, bos], device=device),
+        bos=bos,
+        eos=eos,
+    )
+    if prefixes is None:
+        prefixes = max_lengths.new_zeros(len(max_lengths), 0)
+    beams = _start(max_lengths, prefixes, rules, beam_size=beam_size, n_best=n_best)
+    return (loop or launch)(step, state, beams, rules)
 
-    beams = _start(max_lengths, penalties_by_length, beam_size=beam_size, n_best=n_best)
-    tokens = torch.full((n_sentences * beam_size,), bos, device=device)  # (B K,) the last of each live hypothesis
-    banned = torch.tensor([PAD, bos], device=device)
+
+@dataclass(frozen=True)
+class Rules:
+    """What is the same for all sentences and steps of a search."""
+
+    penalties: Tensor  # (A, L) of every |Y| from 1 on
+    banned: Tensor  # the tokens that are never produced
+    bos: int
+    eos: int
+
+
+class Loop(Protocol):
+    """Takes the steps of a search until all sentences are done, and returns the lists of each."""
+
+    def __call__(
+        self, step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any, beams: "Beams", rules: Rules
+    ) -> list[list[list[Hypothesis]]]:
+        """From the beams before the first step."""
+        ...
+
+
+def launch(
+    step: Callable[[Tensor, S], tuple[Tensor, S]], state: S, beams: "Beams", rules: Rules
+) -> list[list[list[Hypothesis]]]:
+    """The plain loop: the host launches each step, and sentences leave the batch when they are done.
+
+    In a step, `step` makes of tokens (B K,) and state logits (B K, V), and `advance` of these the next beams.
+    """
+    n_sentences, beam_size = beams.live_log_probs.shape
+    longest = rules.penalties.shape[1]
+    tokens = torch.full((n_sentences * beam_size,), rules.bos, device=beams.done.device)  # (B K,) of live hypotheses
     results: dict[int, list[list[Hypothesis]]] = {}  # of each sentence that is done
 
     for length in range(1, longest + 1):
-        # Candidates: what may come next.
+        if length > beams.prefixes.shape[1]:
+            beams = replace(beams, prefixes=beams.prefixes[:, :0])  # there is nothing to force any more
         logits, state = step(tokens, state)  # (B K, V)
-        candidates = _candidates(logits, beams.live_log_probs, banned=banned)  # (B, C)
-        if prefixes is not None and length <= prefixes.shape[1]:
-            candidates = _force(candidates, prefixes[beams.sentences, length - 1], logits, beams.live_log_probs)
-
-        # Some finish, K others live on. Both read the live hypotheses of the step before, so `_finish` comes first.
-        is_end = candidates.tokens == eos  # (B, C)
-        survivors = _survivors(candidates, is_end, beam_size=beam_size)  # (B, K)
-        beams = _finish(beams, candidates, is_end, length=length, penalties=penalties_by_length[:, length - 1])
-        beams = _extend(beams, survivors, length=length)
-        rows = _rows(survivors.parents)  # (B, K) the rows of the state that the survivors continue
+        was_done = beams.done  # (B,)
+        beams, survivors = advance(beams, logits, rules)
+        rows = rows_of(survivors.parents)  # (B, K) the rows of the state that the survivors continue
 
         # Which sentences are done now: `len` is the one question that the host asks the device in a step.
-        was_done = beams.done  # (B,)
-        beams = replace(beams, done=was_done | _is_done(beams, length=length))
         newly_done = (beams.done & ~was_done).nonzero().squeeze(1)
         if len(newly_done):
-            results |= _results(beams.select(newly_done), length=length)
+            of_done = beams.select(newly_done)
+            results |= zip(of_done.sentences.tolist(), results_of(of_done), strict=True)
             if len(results) == n_sentences:
                 break
 
@@ -224,13 +253,15 @@ def _search(
         n_left_before = n_sentences - len(beams.done)
         n_done_in_batch = len(results) - n_left_before
         is_leaving = n_done_in_batch >= LEAVING_SHARE * len(beams.done)
+        tokens = survivors.tokens
         if is_leaving:
             staying = (~beams.done).nonzero().squeeze(1)
             beams = beams.select(staying)
             rows = rows[staying]
+            tokens = tokens[staying]
 
         # What the model reads next. In greedy search the rows keep their order, unless a sentence leaves.
-        tokens = beams.live_tokens[:, :, length - 1].flatten()  # (B K,)
+        tokens = tokens.flatten()  # (B K,)
         if beam_size > 1 or is_leaving:
             state = state.reorder(rows.flatten())
 
@@ -241,7 +272,7 @@ def _search(
 
 
 @dataclass(frozen=True)
-class _Beams:
+class Beams:
     """The live and the finished hypotheses of each sentence, the best first. An entry of -inf holds none.
 
     Each penalty has its own list of finished ones.
@@ -249,24 +280,26 @@ class _Beams:
 
     sentences: Tensor  # (B,) the number of each sentence in the whole batch that the search began with
     done: Tensor  # (B,) bool: its results are known
+    lengths: Tensor  # (B,) |Y| of the live hypotheses: as many as there have been steps
     max_lengths: Tensor  # (B,) the largest |Y|
     max_penalties: Tensor  # (B, A) the penalties at the largest |Y|
+    prefixes: Tensor  # (B, P) what each hypothesis has to begin with, and PAD behind it
 
     live_log_probs: Tensor  # (B, K)
-    live_tokens: Tensor  # (B, K, L) as many as there have been steps; the others are not set
+    live_tokens: Tensor  # (B, K, L) as many as `lengths` says; the others are not set
 
     finished_scores: Tensor  # (B, A, N) log-probability / penalty
     finished_log_probs: Tensor  # (B, A, N)
     finished_lengths: Tensor  # (B, A, N) tokens without EOS
     finished_tokens: Tensor  # (B, A, N, L)
 
-    def select(self, sentences: Tensor) -> "_Beams":
+    def select(self, sentences: Tensor) -> "Beams":
         """The beams of these sentences, given by their indices among the B."""
-        return _Beams(*(getattr(self, field.name)[sentences] for field in fields(self)))
+        return Beams(*(getattr(self, field.name)[sentences] for field in fields(self)))
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class Candidates:
     """Continuations of the live hypotheses of each sentence, the best first."""
 
     log_probs: Tensor  # (B, C) of the whole hypothesis, with the new token
@@ -274,8 +307,9 @@ class _Candidates:
     tokens: Tensor  # (B, C) the new token
 
 
-def _start(max_lengths: Tensor, penalties: Tensor, *, beam_size: int, n_best: int) -> _Beams:
-    """Beams without a finished hypothesis; the penalties are `(A, L)`."""
+def _start(max_lengths: Tensor, prefixes: Tensor, rules: Rules, *, beam_size: int, n_best: int) -> Beams:
+    """Beams without a finished hypothesis."""
+    penalties = rules.penalties
     n_sentences = len(max_lengths)
     n_penalties, longest = penalties.shape
     finished = (n_sentences, n_penalties, n_best)
@@ -284,11 +318,13 @@ def _start(max_lengths: Tensor, penalties: Tensor, *, beam_size: int, n_best: in
     live_log_probs = penalties.new_full((n_sentences, beam_size), _IMPOSSIBLE)
     live_log_probs[:, 0] = 0.0
 
-    return _Beams(
+    return Beams(
         sentences=torch.arange(n_sentences, device=max_lengths.device),
         done=torch.zeros(n_sentences, dtype=torch.bool, device=max_lengths.device),
+        lengths=torch.zeros_like(max_lengths),
         max_lengths=max_lengths,
         max_penalties=penalties[:, max_lengths - 1].T,
+        prefixes=prefixes,
         live_log_probs=live_log_probs,
         live_tokens=max_lengths.new_zeros(n_sentences, beam_size, longest, dtype=torch.int64),
         finished_scores=penalties.new_full(finished, _IMPOSSIBLE),
@@ -298,10 +334,32 @@ def _start(max_lengths: Tensor, penalties: Tensor, *, beam_size: int, n_best: in
     )
 
 
-# ---- the parts of a step --------------------------------------------------------------------------------------------
+# ---- a step, and its parts ------------------------------------------------------------------------------------------
 
 
-def _candidates(logits: Tensor, live_log_probs: Tensor, *, banned: Tensor) -> _Candidates:
+def advance(beams: Beams, logits: Tensor, rules: Rules) -> tuple[Beams, Candidates]:
+    """The beams after one more token of each live hypothesis, and the K survivors that these end in.
+
+        logits (B K, V), live hypotheses  -> _candidates  the 2 K best continuations of each sentence, (B, C)
+        those that are EOS                -> _finish      finished hypotheses (B, A, N)
+        K of the others                   -> _extend      live hypotheses (B, K)
+
+    It computes on tensors alone, whose shapes stay: the host learns nothing of what they hold.
+    """
+    candidates = _candidates(logits, beams.live_log_probs, banned=rules.banned)  # (B, C)
+    if beams.prefixes.shape[1] > 0:
+        forced = _at(beams.prefixes, beams.lengths)  # (B,)
+        candidates = _force(candidates, forced, logits, beams.live_log_probs)
+
+    # Some finish, K others live on. Both read the live hypotheses of the step before, so `_finish` comes first.
+    is_end = candidates.tokens == rules.eos  # (B, C)
+    survivors = _survivors(candidates, is_end, beam_size=beams.live_log_probs.shape[1])  # (B, K)
+    beams = _finish(beams, candidates, is_end, penalties=rules.penalties)
+    beams = _extend(beams, survivors)
+    return replace(beams, done=beams.done | _is_done(beams)), survivors
+
+
+def _candidates(logits: Tensor, live_log_probs: Tensor, *, banned: Tensor) -> Candidates:
     """The 2 K best continuations of each sentence.
 
     So many are enough: each of the K hypotheses has one continuation that is EOS, so K others are among them.
@@ -315,14 +373,14 @@ def _candidates(logits: Tensor, live_log_probs: Tensor, *, banned: Tensor) -> _C
     totals, order = totals.flatten(1).sort(dim=1, descending=True, stable=True)  # (B, K width)
     order = order[:, : 2 * beam_size]  # (B, C)
 
-    return _Candidates(
+    return Candidates(
         log_probs=totals[:, : 2 * beam_size],
         parents=order // width,  # each hypothesis has `width` adjacent columns
         tokens=tokens.view(n_sentences, -1).gather(1, order),
     )
 
 
-def _force(candidates: _Candidates, tokens: Tensor, logits: Tensor, live_log_probs: Tensor) -> _Candidates:
+def _force(candidates: Candidates, tokens: Tensor, logits: Tensor, live_log_probs: Tensor) -> Candidates:
     """The candidates, with a single one for each sentence whose next token is given by a prefix.
 
     `tokens` `(B,)` holds that token, and PAD for a sentence that is free. A sentence that is not free has read nothing
@@ -336,7 +394,7 @@ def _force(candidates: _Candidates, tokens: Tensor, logits: Tensor, live_log_pro
     forced_log_probs[:, :1] = live_log_probs[:, :1] + log_probs
 
     is_forced = (tokens != PAD).unsqueeze(1)  # (B, 1)
-    return _Candidates(
+    return Candidates(
         log_probs=torch.where(is_forced, forced_log_probs, candidates.log_probs),
         parents=candidates.parents.masked_fill(is_forced, 0),
         tokens=torch.where(is_forced, tokens.unsqueeze(1), candidates.tokens),
@@ -401,21 +459,21 @@ def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, tokens.gather(1, order)
 
 
-def _survivors(candidates: _Candidates, is_end: Tensor, *, beam_size: int) -> _Candidates:
+def _survivors(candidates: Candidates, is_end: Tensor, *, beam_size: int) -> Candidates:
     """The first K candidates that are not EOS, `(B, K)`. There are as many: at most K of the 2 K are EOS."""
     # A stable sort by "is EOS" puts the others first, in the order in which they are.
     first = is_end.byte().sort(dim=1, stable=True).indices[:, :beam_size]  # (B, K)
-    return _Candidates(
+    return Candidates(
         log_probs=candidates.log_probs.gather(1, first),
         parents=candidates.parents.gather(1, first),
         tokens=candidates.tokens.gather(1, first),
     )
 
 
-def _finish(beams: _Beams, candidates: _Candidates, is_end: Tensor, *, length: int, penalties: Tensor) -> _Beams:
-    """Beams whose finished hypotheses are the N best of those they had and those that finish at |Y| = `length`.
+def _finish(beams: Beams, candidates: Candidates, is_end: Tensor, *, penalties: Tensor) -> Beams:
+    """Beams whose finished hypotheses are the N best of those they had and those that finish now; penalties `(A, L)`.
 
-    `penalties` `(A,)` are those of that length.
+    The new ones have as many tokens as the live ones, and EOS: `|Y|` is larger by one.
     """
     n_sentences, n_penalties, n_best = beams.finished_scores.shape
     beam_size = beams.live_log_probs.shape[1]
@@ -424,8 +482,8 @@ def _finish(beams: _Beams, candidates: _Candidates, is_end: Tensor, *, length: i
     parents = candidates.parents[:, :beam_size]  # (B, K)
     log_probs = candidates.log_probs[:, :beam_size].masked_fill(~is_end[:, :beam_size], _IMPOSSIBLE)  # (B, K)
     new_log_probs = log_probs.unsqueeze(1).expand(-1, n_penalties, -1)  # (B, A, K)
-    new_lengths = torch.full_like(new_log_probs, length - 1, dtype=torch.int64)  # (B, A, K)
-    new_scores = new_log_probs / penalties.unsqueeze(1)  # (B, A, K)
+    new_lengths = beams.lengths.view(-1, 1, 1).expand_as(new_log_probs)  # (B, A, K)
+    new_scores = new_log_probs / penalties.index_select(1, beams.lengths).T.unsqueeze(2)  # (B, A, K)
 
     # The N best of old and new. The sort is stable: of equal scores, an older one stays in front.
     scores = torch.cat((beams.finished_scores, new_scores), 2)  # (B, A, N + K)
@@ -453,19 +511,20 @@ def _finish(beams: _Beams, candidates: _Candidates, is_end: Tensor, *, length: i
     )
 
 
-def _extend(beams: _Beams, survivors: _Candidates, *, length: int) -> _Beams:
-    """Beams whose live hypotheses are the survivors, of |Y| = `length`."""
+def _extend(beams: Beams, survivors: Candidates) -> Beams:
+    """Beams whose live hypotheses are the survivors, longer by a token."""
     tokens = _take(beams.live_tokens, survivors.parents)  # (B, K, L), a copy that may be written into
-    tokens[:, :, length - 1] = survivors.tokens
-    return replace(beams, live_log_probs=survivors.log_probs, live_tokens=tokens)
+    places = beams.lengths.view(-1, 1, 1).expand(*survivors.tokens.shape, 1)  # (B, K, 1)
+    tokens.scatter_(2, places, survivors.tokens.unsqueeze(2))
+    return replace(beams, lengths=beams.lengths + 1, live_log_probs=survivors.log_probs, live_tokens=tokens)
 
 
-def _is_done(beams: _Beams, *, length: int) -> Tensor:
+def _is_done(beams: Beams) -> Tensor:
     """Which sentences are done, `(B,)`: the stop rule of `beam_search`."""
     # No live hypothesis can reach the n-th best finished one, under any penalty; or the maximum length is reached.
     bounds = beams.live_log_probs[:, :1] / beams.max_penalties  # (B, A) no live hypothesis can score more
     done = (beams.finished_scores[:, :, -1] >= bounds).all(1)  # (B,)
-    done |= beams.max_lengths <= length
+    done |= beams.max_lengths <= beams.lengths
 
     # Greedy search ends at its first EOS: the hypothesis that lives on beside it is not the best continuation.
     beam_size = beams.live_log_probs.shape[1]
@@ -474,37 +533,36 @@ def _is_done(beams: _Beams, *, length: int) -> Tensor:
     return done
 
 
-def _results(beams: _Beams, *, length: int) -> dict[int, list[list[Hypothesis]]]:
-    """For each of these sentences, which are done at |Y| = `length`, the n best hypotheses under each penalty."""
+def results_of(beams: Beams) -> list[list[list[Hypothesis]]]:
+    """For each of these sentences, which are done, the n best hypotheses under each penalty."""
     n_best = beams.finished_scores.shape[2]
+    lengths = beams.lengths.tolist()
     live_log_probs = beams.live_log_probs[:, :n_best].tolist()
-    live_tokens = beams.live_tokens[:, :n_best, :length].tolist()
+    live_tokens = beams.live_tokens[:, :n_best].tolist()
     finished_log_probs = beams.finished_log_probs.tolist()
     finished_lengths = beams.finished_lengths.tolist()
     finished_tokens = beams.finished_tokens.tolist()
 
-    results = {}
-    for n, sentence in enumerate(beams.sentences.tolist()):
+    results = []
+    for n, length in enumerate(lengths):
         # Live hypotheses fill a list that has too few finished ones.
         live = []
         for tokens, log_prob in zip(live_tokens[n], live_log_probs[n], strict=True):
-            live.append(Hypothesis(tokens, log_prob, finished=False))
+            live.append(Hypothesis(tokens[:length], log_prob, finished=False))
         possible = [hypothesis for hypothesis in live if hypothesis.log_prob > _IMPOSSIBLE]
 
         # One list for each penalty. It is never empty, even where nothing has a probability above zero.
         lists = []
-        for rows, lengths, log_probs in zip(
-            finished_tokens[n], finished_lengths[n], finished_log_probs[n], strict=True
-        ):
+        for rows, ends, log_probs in zip(finished_tokens[n], finished_lengths[n], finished_log_probs[n], strict=True):
             finished = [
                 Hypothesis(tokens[:end], log_prob, finished=True)
-                for tokens, end, log_prob in zip(rows, lengths, log_probs, strict=True)
+                for tokens, end, log_prob in zip(rows, ends, log_probs, strict=True)
                 if log_prob > _IMPOSSIBLE
             ]
             best = [*finished, *possible][:n_best]
             lists.append(best or live[:1])
 
-        results[sentence] = lists
+        results.append(lists)
     return results
 
 
@@ -513,7 +571,12 @@ def _take(tokens: Tensor, rows: Tensor) -> Tensor:
     return tokens.gather(1, rows.unsqueeze(2).expand(-1, -1, tokens.shape[2]))
 
 
-def _rows(parents: Tensor) -> Tensor:
+def _at(table: Tensor, columns: Tensor) -> Tensor:
+    """One number of each row: `(B, P)` and its column in each, `(B,)` -> `(B,)`."""
+    return table.gather(1, columns.unsqueeze(1)).squeeze(1)
+
+
+def rows_of(parents: Tensor) -> Tensor:
     """Indices among the hypotheses of a sentence, as rows of the whole batch: `(B, K)` -> `(B, K)`."""
     n_sentences, beam_size = parents.shape
     first_rows = beam_size * torch.arange(n_sentences, device=parents.device)  # (B,)

@@ -112,7 +112,7 @@ NOT_THE_PAPERS = {  # where the paper says nothing, or has nothing of the kind
         )
     ),
     *("train.metric", "train.samples", "train.trackers", "search.batch_tokens", "search.engine", "search.engine_type"),
-    "train.kernels",
+    *("train.kernels", "search.cuda_graphs"),
 }
 
 

@@ -196,7 +196,7 @@ def test_results_hold_scores_and_the_steps_averaged(finished: Path, job: TrainJo
     results = results_of(finished)
     assert (results["steps"], results["averaged"], results["seed"]) == (60, [40, 50, 60], 1)
     search = {"beam_size": 4, "length_penalty": 0.6, "max_extra": 4, "batch_tokens": None}
-    assert results["search"] == search | {"engine": "torch", "engine_type": "auto"}
+    assert results["search"] == search | {"engine": "torch", "engine_type": "auto", "cuda_graphs": None}
     assert [row["step"] for row in results["validations"]] == [20, 40, 60]
     model = load_file(step_dir(finished, 60) / "model.safetensors")
     assert results["parameters"] == sum(tensor.numel() for tensor in model.values())

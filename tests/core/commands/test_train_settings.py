@@ -145,7 +145,14 @@ NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
 NOTED |= {"train.kernels", "train.cuda_graphs"}
 PARTS = ("src", "tgt", "dataset", "subset", "split")
 FILES = {f"data.{pair}.{part}" for pair in ("train", "dev", "test.test", "test.other") for part in PARTS}
-NOT_HERE = {"search.engine", "search.engine_type", "tokenizer.model", "tokenizer.target.model", "train.fit_memory"}
+NOT_HERE = {
+    "search.engine",
+    "search.engine_type",
+    "search.cuda_graphs",
+    "tokenizer.model",
+    "tokenizer.target.model",
+    "train.fit_memory",
+}
 NOT_HERE |= {f"data.test.{name}.{key}" for name in ("test", "other") for key in ("tag", "tgt_lang")}  # of their own
 NOT_HERE.add("train.learning_rate_scale")  # changes nothing beside a rate
 CHOSEN = {  # where twice or half would be no value, or takes time

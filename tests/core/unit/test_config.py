@@ -420,6 +420,7 @@ ON_RESUME = {
     "search.batch_tokens": "a",
     "search.engine": "a",
     "search.engine_type": "a",
+    "search.cuda_graphs": "a",
 }
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import transformer
-from support.searches import Prefixes, Table, all_same, exhaustive, step
+from support.searches import Prefixes, Table, all_same, beam_search, exhaustive, step
 from support.translations import SEARCH, network, objects_of, output_of, sentences, translator_with, write_run
 from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import Device, LineFormat, ModelConfig, Norm, Precision, SampleConfig, TokenizerConfig
@@ -24,7 +24,7 @@ from transformer.data.tokenizer import train_tokenizer
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import align, piece_log_probs
 from transformer.decoding.score_stream import run as score
-from transformer.decoding.search import Hypothesis, beam_search, length_penalty
+from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError

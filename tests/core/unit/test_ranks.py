@@ -63,7 +63,8 @@ def test_cut_of_some_of_the_batches_is_these_batches() -> None:
     draw = random.Random(1)
     for _ in range(1000):
         lengths = [draw.randint(1, 40) for _ in range(draw.randint(1, 60))]
-        limits = {"width": draw.randint(1, 4), "batch_tokens": draw.choice([40, 100, 500])}
+        limits: Any = {"width": draw.randint(1, 4), "batch_tokens": draw.choice([40, 100, 500])}
+        limits["sizes"] = draw.choice([(), (2, 5, 9)])  # of places, where a GPU replays steps
         batches = [batch for batch in _cut(lengths, **limits) if draw.random() < 0.5]
         own = sorted(n for batch in batches for n in batch)
         again = _cut([lengths[n] for n in own], **limits)

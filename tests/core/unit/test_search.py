@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.searches import Prefixes, Table, all_same, exhaustive, same, step, wu
+from support.searches import Prefixes, Table, all_same, beam_search, exhaustive, same, step, sweep_penalties, wu
 from transformer.config.settings import ModelConfig
-from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
+from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS, PAD
