@@ -223,7 +223,7 @@ def measure_one(
             require(len(segments) == len(hypotheses), f"{len(segments)} scores of {len(hypotheses)} segments")
             mean = sum(segments) / len(segments)
             is_mean = abs(mean - measured.value) <= 1e-6 * max(1.0, abs(mean))
-            require(is_mean, f"its value {measured.value} is not the mean of its segments' scores, {mean}")
+            require(is_mean, f"its value {measured.value:g} is not its segments' mean, {mean:g}")
     except InputError:
         raise
     except Exception as error:

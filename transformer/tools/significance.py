@@ -221,9 +221,7 @@ def about_metrics(metrics: Sequence[MetricComparison]) -> str:
     bare = dict.fromkeys(one.metric for one in metrics if not one.systems[0].has_interval)
     text = f"A lower {' or '.join(lower)} is better."
     if bare:
-        text += (
-            f" {', '.join(bare)}: {NOT_TESTED}, without scores of sentences (scores=[NAME] measures them, if it can)."
-        )
+        text += f" {', '.join(bare)}: {NOT_TESTED}, for want of scores of sentences, which scores=[NAME] may give."
     return text
 
 

@@ -195,8 +195,7 @@ def _scores(subject: Subject) -> list[str]:
     lines += [
         "",
         f"Model: {plain(origin)}. Search: {settings}.",
-        f"{', '.join(own[:-1])} and {own[-1]} are those of sacreBLEU, "
-        "and compare only where the signature is the same:",
+        f"{', '.join(own[:-1])} and {own[-1]} are those of sacreBLEU, and compare only under the same signature:",
         "",
         *(f"- {line}" for line in _signatures(subject.scores)),
     ]

@@ -178,7 +178,7 @@ def _stored(test_set: str, results: Mapping[str, Results]) -> tuple[dict[str, li
     for score in dict.fromkeys(score for of_run in of_runs.values() for score in of_run if score not in ALWAYS):
         missing = [name for name, of_run in of_runs.items() if score not in of_run]
         if missing:
-            notes.append(f"{', '.join(missing)} without {score} on {test_set}: left out.")
+            notes.append(f"{score} is not among the scores of {', '.join(missing)} on {test_set}: left out.")
             continue
         scores = [of_run[score] for of_run in of_runs.values()]
         if len({replace(one, value=0.0) for one in scores}) > 1:
