@@ -4,8 +4,8 @@
     python scripts/recording.py docs/demo.svg -- transformer train
 
 The command runs in a terminal of its own. What it shows is scaled in time to fit the film, which runs once and stays at
-the end. Nothing in the film is made up, and nothing but time is changed. Where a viewer does not move an SVG, as most
-printers do not, the last picture is what it shows.
+the end; the last picture is shown before it, too. Nothing in the film is made up, and nothing but time is changed.
+Where a viewer does not move an SVG, or its user asks for less motion, the last picture is what it shows.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import pyte
 
 LINE, CHARACTER, MARGIN = 19, 8.43, 14  # pixels
 STYLE = "font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+RESULT = 4  # seconds that the last picture, with the result, is shown before the film begins
 GROUND, INK, PROMPT = "#0d1117", "#e6edf3", "#7ee787"
 
 Picture = tuple[str, ...]  # the rows of a terminal
@@ -91,7 +92,9 @@ def draw(film: list[tuple[float, Picture]], columns: int, rows: int, seconds: fl
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {total}" width="{width:.0f}">'
     yield "<style>"
     yield f"text {{ {STYLE}; fill: {INK}; white-space: pre }} .prompt {{ fill: {PROMPT} }}"
-    yield f"#film {{ transform: translateY({-(len(film) - 1) * height}px); animation: film {seconds:g}s step-end }}"
+    yield f"#film {{ transform: translateY({-(len(film) - 1) * height}px) }}"
+    moves = f"#film {{ animation: film {seconds:g}s step-end {RESULT:g}s }}"
+    yield f"@media (prefers-reduced-motion: no-preference) {{ {moves} }}"
     yield "@keyframes film {"
     for number, (at, _) in enumerate(film):
         yield f"{100 * at / seconds:.2f}% {{ transform: translateY({-number * height}px) }}"

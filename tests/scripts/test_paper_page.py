@@ -235,7 +235,7 @@ def test_paper_page_is_true() -> None:
         ("[`collate`]", "[`collated`]", "batch.py defines no `collated`"),
         ("[`AddNorm.forward`]", "[`AddNorm.backward`]", "layers.py defines no `AddNorm.backward`"),
         ("layers_are_torchs", "layers_are_ours", "test_model.py has no test 'test_transformer_layers_are_ours'"),
-        ("_store.py", "_shop.py", "../tests/unit/test_shop.py is not there"),
+        ("_store.py", "_shop.py", "../tests/core/unit/test_shop.py is not there"),
         ("21.63 BLEU", "21.64 BLEU", "scores-demo-two-amx-cores.md has no 21.64"),
         ("-two-amx-cores.md", "-one-core.md", "-one-core.md is not there"),
         ("`model.d_ff=2048`", "`model.d_ff=2084`", "model.d_ff is 2048, not 2084"),
