@@ -353,6 +353,13 @@ REPORTED = (
         "core/unit/test_proof.py::test_train_ends_with_a_commit_where_a_step_could_not_be_recorded[1]",
     ),
     Mutant(
+        "a tile may have more keys than it holds",
+        "data/packing.py",
+        " or key_at + n_keys - key_first > size",
+        "",
+        "core/unit/test_layout.py::test_packed_tiles_by_hand",
+    ),
+    Mutant(
         "lines end where str.splitlines says",
         "data/corpus.py",
         'lines = text.split("\\n")',

@@ -606,12 +606,13 @@ STAGES = {
         {
             "facts": Part(script("micro", "facts", dry="facts --size=tiny"), 20),
             "tests": Part(new_kernel_tests, 115),
-            "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 120),
-            "loss": Part(script("micro", "triton_loss", dry="triton_loss --size=tiny"), 50),
+            "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 90),
+            "norm": Part(script("micro", "add_norm", dry="add_norm --size=tiny"), 50),
+            "loss": Part(script("micro", "triton_loss", dry="triton_loss --size=tiny"), 40),
             "variants": Part(
                 script(
                     "variants",
-                    "--variants=packed-compiled-graphs,triton",
+                    "--variants=packed-compiled-graphs,triton,fused",
                     "--rounds=8",
                     dry="--variants=packed-eager --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1",
                 ),

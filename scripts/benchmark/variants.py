@@ -230,6 +230,7 @@ def peer(make: Callable[[Spec], nn.Module], compiled: bool, task: Task) -> Conte
 no_cudnn = partial(cudnn_attention, False)
 UNTRIED = {
     "triton": Variant(partial(ours, "packed-compiled-graphs", kernels=Kernels.triton)),
+    "fused": Variant(partial(ours, "packed-compiled-graphs", kernels=Kernels.fused)),
 }  # kernels that are no default before they have been measured
 VARIANTS = {
     "packed-compiled-graphs": Variant(partial(ours, "packed-compiled-graphs")),

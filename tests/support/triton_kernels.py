@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo.utils
 import triton
 from torch import Tensor
 
 from support.paths import ROOT
 from transformer.config.settings import AttentionKernel, ModelConfig, Norm
-from transformer.data.batch import collate
+from transformer.data.batch import Batch, collate
 from transformer.data.packing import pack
 from transformer.data.store import Store
 from transformer.kernels.add_norm import plain_add_norm
@@ -434,10 +435,7 @@ def add_norm(n: int, d_model: int, x_type: torch.dtype, y_type: torch.dtype, *, 
 
 def model() -> dict[str, Any]:
     """The loss and the gradient of a small model on packed sentences, plain and with every kernel of `fused`."""
-    draw_pieces = np.random.default_rng(0)
     pairs = [(9, 5), (1, 30), (40, 33), (70, 20), (3, 3)]
-    sides = [[draw_pieces.integers(5, 90, pair[side]).tolist() for pair in pairs] for side in range(2)]
-    store = Store.from_pieces(*sides)
     found = {}
     variants: dict[str, dict[str, Any]] = {
         "post": {},
@@ -451,7 +449,7 @@ def model() -> dict[str, Any]:
         transformer = Transformer(config, 90).double()
         results = []
         for kernel, rows in ((None, None), (AttentionKernel.sentences, 128)):
-            batch = collate(store, np.arange(len(pairs)), (128, 128), kernel=kernel)
+            batch = batch_of(pairs, kernel)
             loss, _ = Objective(transformer, 0.1, loss_rows=rows).train()(batch)
             results.append([loss, *torch.autograd.grad(loss, list(transformer.parameters()))])
         plain, fused = results
@@ -461,6 +459,31 @@ def model() -> dict[str, Any]:
             for one, two in zip(fused, plain, strict=True)
         ]
     return found
+
+
+def batch_of(pairs: list[tuple[int, int]], kernel: AttentionKernel | None) -> Batch:
+    """Sentences of these lengths, packed."""
+    draw_pieces = np.random.default_rng(0)
+    sides = [[draw_pieces.integers(5, 90, pair[side]).tolist() for pair in pairs] for side in range(2)]
+    return collate(Store.from_pieces(*sides), np.arange(len(pairs)), (256, 256), kernel=kernel)
+
+
+def recompiled() -> dict[str, Any]:
+    """The graphs that a compiler is handed for batches with small tiles, with large ones, and with longer sentences."""
+    config = ModelConfig(n_layers=1, d_model=32, d_ff=48, n_heads=2, dropout=0.0)
+    objective = Objective(Transformer(config, 90).double(), 0.1, loss_rows=128).train()
+    compiled = Objective(objective.model, 0.1, loss_rows=128).train()
+    compiled.compile(backend="aot_eager")
+
+    longest, errors = [], []
+    for pairs in ([(9, 5), (1, 30)], [(70, 20), (9, 5), (3, 3)], [(140, 20), (9, 5)]):
+        batch = batch_of(pairs, AttentionKernel.sentences)
+        assert isinstance(batch.source_layout, Packed)
+        longest.append(batch.source_layout.longest)
+        found, wanted = compiled(batch)[0], objective(batch)[0]
+        found.backward()
+        errors.append(difference(found, wanted))
+    return {"longest": longest, "errors": errors, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
 
 
 # ---- the loss -------------------------------------------------------------------------------------------------------
@@ -692,6 +715,7 @@ INTERPRETED: dict[str, Callable[[], Any]] = {
     "sentences": sentences,
     "norm": norm,
     "model": model,
+    "recompiled": recompiled,
     "loss": loss,
 }
 COMPILED = {

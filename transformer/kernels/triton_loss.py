@@ -76,7 +76,7 @@ class _TritonLinearCrossEntropy(torch.autograd.Function):
         biases = None if bias is None else bias.to(hidden.dtype)  # (V,)
 
         d_hidden = torch.empty_like(hidden)
-        d_matrix = torch.zeros_like(matrix, dtype=wide)
+        d_matrix = None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         plain = torch.zeros((), dtype=torch.float64, device=hidden.device)
         linear = torch.zeros((), dtype=torch.float64, device=hidden.device)
@@ -93,9 +93,12 @@ class _TritonLinearCrossEntropy(torch.autograd.Function):
 
             torch.mm(d_logits, weights, out=d_hidden[place])
             d_block = wide_product(d_logits.t(), block, wide)
-            d_matrix = d_block if start == 0 else d_matrix.add_(d_block)
+            d_matrix = d_block if d_matrix is None else d_matrix.add_(d_block)
             if d_bias is not None:
                 d_bias += d_logits.sum(0, dtype=wide)
+
+        if d_matrix is None:  # there is no row
+            d_matrix = torch.zeros_like(matrix, dtype=wide)
 
         # The constant that smoothing takes from every logit's gradient.
         if label_smoothing:

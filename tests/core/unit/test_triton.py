@@ -183,6 +183,14 @@ def test_objective_with_fused_kernels_is_the_plain_one(model: dict[str, Any], va
     assert max(model[variant]) < 1e-12
 
 
+def test_objective_with_fused_kernels_is_compiled_once() -> None:
+    """Whatever tiles a batch needs: the compiler would take half a minute for each."""
+    found = interpreted("recompiled")
+    assert found["longest"] == [64, 128, 256]
+    assert max(found["errors"]) < 1e-12
+    assert found["graphs"] == 1
+
+
 # ---- the loss -------------------------------------------------------------------------------------------------------
 
 
