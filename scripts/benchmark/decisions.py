@@ -120,6 +120,7 @@ ROLES = ("encoder", "causal", "cross")
 AS_MOST = "short_attention/900"  # a step with as many sentences as WMT's have
 NORM = "add_norm/25088x512"
 LOSS = "loss/25088/512"
+SEARCH = "decode/base/beam4-131072"
 
 MINUTE = (
     Decision(
@@ -197,10 +198,17 @@ MINUTE = (
         "the profile says what is left",
     ),
     Decision(
-        "decoding",
-        (Condition("beam 4", ("decode/base/beam4-131072",), "target_tokens_per_second", "tokens/s", least=150_000),),
-        "the search is fast enough",
-        "its host is what it waits for",
+        "search",
+        (Condition("replayed", (f"{SEARCH}/replayed",), "target_tokens_per_second", "tokens/s", least=150_000),),
+        "search.cuda_graphs=true is the default",
+        "steps of a search are launched",
+        beside=((SEARCH, "target_tokens_per_second"),),
+    ),
+    Decision(
+        "ranks",
+        (Condition("not passed", ("tests/ranks",), "not_passed", "tests", most=0),),
+        "several GPUs replay by default",
+        "several GPUs launch",
     ),
     Decision(
         "big",

@@ -12,6 +12,7 @@ longer fits is skipped. After each part, decisions.py says which numbers decide 
 
 import argparse
 import gzip
+import importlib.util
 import json
 import os
 import platform
@@ -40,7 +41,8 @@ COMMANDS = "compiled or learns or resumes or nothing_set"
 TRIED = "nothing_set"  # of these, in a dry run
 NEW = "triton or sentence_attention or add_norm"  # those of kernels that are no default
 WIDE = "triton_attention and not -64-"  # of these, what is not of the width of base's heads
-DECIDING = f"replayed or ({NEW}) and not ({WIDE}) and not learns"
+RANKS = "share_a_gpu or over_nccl"
+DECIDING = f"(replayed or ({NEW}) and not ({WIDE}) and not learns) and not ({RANKS})"
 
 OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S.*?) *$", re.MULTILINE)
 
@@ -375,6 +377,11 @@ def deciding_tests(place: Place) -> Found:
     return tests(place, "minute", TRIED if place.dry else DECIDING)
 
 
+def rank_tests(place: Place) -> Found:
+    """Two ranks that share the GPU and replay, and NCCL with one rank; a dry run tries another test."""
+    return tests(place, "ranks", TRIED if place.dry else RANKS)
+
+
 # ---- the trainings
 
 
@@ -516,6 +523,7 @@ def write_tiny_corpus(root: Path, corpus: Corpus) -> None:
 
 STEPS = "--size=tiny --tokens=500 --steps=2 --warmup=2"
 SECOND_CALL = " --second"  # behind a stage's name
+SEARCH = "--settings=beam4-131072"  # of a search that decides
 
 
 def steps(size: str, *arguments: str) -> Callable[[Place], Found]:
@@ -536,6 +544,14 @@ def best(place: Place) -> Found:
         if key not in known and "error" not in numbers:
             Measured(place.results, seconds=0.0).add(BEST, numbers | {"name": BEST, "measured_as": key})
     return found
+
+
+def engine(place: Place) -> Found:
+    """CTranslate2's search, where it is installed."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        return Found(0, True, "ctranslate2 is not installed")
+    dry = f"{SEARCH} --size=tiny --sentences=12 --ways=ctranslate2"
+    return script("decode", SEARCH, "--ways=ctranslate2", dry=dry)(place)
 
 
 def peers(place: Place) -> Found:
@@ -628,14 +644,21 @@ STAGES = {
             "loss": Part(script("micro", "triton_loss", dry="triton_loss --size=tiny"), 15, 40),
             "baseline": Part(steps("base", "--steps=100"), 50, 90),
             "best": Part(best, 45, 90),
-            "decoding": Part(script("decode", dry="--size=tiny --sentences=12"), 35, 55),
+            "search": Part(
+                script(
+                    "decode", SEARCH, "--ways=eager,replayed", dry=f"{SEARCH} --size=tiny --sentences=12 --ways=eager"
+                ),
+                30,
+                60,
+            ),
+            "ranks": Part(rank_tests, 45, 75),
             "big": Part(steps("big", "--steps=60"), 45, 90),
             "tests": Part(deciding_tests, 60, 90),
         },
         550,
         MINUTE,
     ),
-    f"minute{SECOND_CALL}": Stage({"peers": Part(peers, 120, 140)}, 150, SECOND),
+    f"minute{SECOND_CALL}": Stage({"engine": Part(engine, 20, 40), "peers": Part(peers, 100, 140)}, 150, SECOND),
 }  # of a minute, whatever decides something, in the order of its worth; those that compile have 90 seconds
 
 
