@@ -251,20 +251,23 @@ def _clear_dead_builds(folder: Path) -> None:
 @contextmanager
 def _wait_for_lock(path: Path) -> Iterator[None]:
     """Hold a lock that the kernel gives back when this process dies."""
-    try:
-        lock = _open_lock(path, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-            raise StorageError(f"{path}: cannot be used as a lock ({error.strerror}): remove it") from error
-        raise
-
-    with lock as file:
+    with open_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             log.info("%s: waiting for the process that holds this lock", path)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def open_lock(path: Path) -> BinaryIO:
+    """A file to be locked, made if missing. Raises StorageError for what is no regular file; OSError passes through."""
+    try:
+        return _open_lock(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise StorageError(f"{path}: cannot be used as a lock ({error.strerror}): remove it") from error
+        raise
 
 
 def _open_lock(path: Path, flags: int) -> BinaryIO:

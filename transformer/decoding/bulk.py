@@ -4,14 +4,16 @@
     .OUT.json                  what made it: weights, settings, the digest of the input; and what was counted
     .OUT.work/settings.json    the same, of what is under way
     .OUT.work/claims           byte n is locked by the process that works on the block that begins with line n
-    .OUT.work/N-M              what came of lines N to M: a line of JSON, what was counted; then a part of
-                               OUT, or what it is to be made of
+    .OUT.work/N-M              what came of lines N to M: the SHA-256 of the settings, of N-M and of what follows;
+                               a line of JSON, what was counted; then a part of OUT, or what it is to be made of
 
 Blocks are cut by the input alone, so that every process, now or later, cuts the same ones. Each goes through the input
 and works on what nobody has done or claimed, then waits for what others have claimed, because they may die. The kernel
-frees the claims of the dead. The last one puts the parts together. No rank sends another one a message.
+frees the claims of the dead. The last one puts the parts together. No rank sends another one a message. A block that
+does not fit its digest is made again.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,11 +21,13 @@ import logging
 import math
 import os
 import re
-import shutil
 import stat
+import struct
+import sys
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Generic
@@ -37,7 +41,17 @@ from transformer.decoding.stream import Item, Output, Tally, Work, read_blocks, 
 from transformer.decoding.translator import Translator
 from transformer.distributed import choose_local_device, is_rank0, world_size
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
-from transformer.files import UNFINISHED, list_names, make_directories, read_json, sync, write_file, write_json
+from transformer.files import (
+    UNFINISHED,
+    list_names,
+    make_directories,
+    open_lock,
+    open_regular,
+    read_json,
+    sync,
+    write_file,
+    write_json,
+)
 from transformer.liveness import ending_with_launcher
 from transformer.run_dir import tokenizer_digests
 
@@ -45,6 +59,14 @@ FORMAT = 1  # of the files, and of how an input is cut: another one is not gone 
 JOINING = 0  # the byte of the claims for what one process does alone; those of blocks begin at 1, as lines do
 CHUNK = 1 << 20  # bytes
 JOINED = "joined"  # the output, until it is whole
+FINISHED = "finished.json"  # what is to be .OUT.json
+QUIET_SECONDS = 2.0  # for which a process waits for another one without a word
+
+# Of paths at which nothing can be made, whatever the disk has room for.
+CANNOT_BE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
+
+SEAL = 2 * hashlib.sha256().digest_size + 1  # bytes of the line that a block begins with
+LOOK_SECONDS = 0.05  # between two looks whether another process still works
 
 _BLOCK = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")  # of lines, by the numbers of the first and the last
 
@@ -95,7 +117,15 @@ class Text:
     def check(self) -> None:
         """Raise InputError if the file has changed since."""
         if not self.path.exists() or _stamp(self.path) != self.stamp:
-            raise InputError(f"{self.path}: it has changed while it was read: nothing of the new text is kept")
+            raise self._changed()
+
+    def check_all(self) -> None:
+        """Raise InputError if what it holds has changed since, whatever its size and time say."""
+        if Text.of(str(self.path), str(self.path)).sha256 != self.sha256:
+            raise self._changed()
+
+    def _changed(self) -> InputError:
+        return InputError(f"{self.path}: it has changed while it was read: nothing of the new text is kept")
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -161,6 +191,7 @@ class _Place:
     output: Path  # behind links
     suffix: str  # of the name that the user gave
     finish: Finish | None  # None: the output is its blocks end to end
+    settings: Settings  # by which it is made
 
     @property
     def made_by(self) -> Path:
@@ -173,8 +204,8 @@ class _Place:
         return self.output.with_name(f".{self.output.name}.work")
 
     @property
-    def settings(self) -> Path:
-        """By which its blocks are made."""
+    def begun_by(self) -> Path:
+        """The file with the settings by which its blocks are made."""
         return self.work / "settings.json"
 
     @property
@@ -186,28 +217,78 @@ class _Place:
         """What came of these lines."""
         return self.work / f"{first}-{last}"
 
+    def make(self) -> None:
+        """Make the directory. Raises InputError where there can be none, or something else has its name."""
+        try:
+            make_directories(self.work)
+        except OSError as error:
+            if error.errno in CANNOT_BE:
+                raise _cannot_be(str(self.output), error) from error
+            if error.errno != errno.EEXIST:
+                raise
+        if os.path.lexists(self.work) and not stat.S_ISDIR(self.work.lstat().st_mode):
+            raise InputError(f"{self.work}: not a folder, where blocks are to be kept: remove it")
+
     def blocks(self) -> list[tuple[int, int]]:
-        """The first and the last line of each block that is kept, in order."""
+        """The first and the last line of each block that is kept, by its name."""
         found = filter(None, map(_BLOCK.fullmatch, list_names(self.work)))
-        return sorted((int(name[1]), int(name[2])) for name in found)
+        return [(int(name[1]), int(name[2])) for name in found]
 
     def lines(self) -> int:
         """How many lines are done."""
         return sum(last - first + 1 for first, last in self.blocks())
+
+    def keep(self, first: int, last: int, counted: Tally, part: bytes) -> None:
+        """Write what came of these lines."""
+        data = json.dumps(counted).encode() + b"\n" + part
+        write_file(self.block(first, last), self._seal(first, last, data) + b"\n" + data)
+
+    def read(self, first: int, last: int) -> tuple[Tally, bytes] | None:
+        """What was counted of these lines, and what came of them; None where that is not there, or does not fit."""
+        try:
+            with open_regular(self.block(first, last)) as file:
+                seal = file.readline(SEAL).removesuffix(b"\n")
+                data = file.read()
+        except OSError:
+            return None
+        if seal != self._seal(first, last, data):
+            return None
+        counted, _, part = data.partition(b"\n")
+        return json.loads(counted), part
+
+    def _seal(self, first: int, last: int, data: bytes) -> bytes:
+        """By which a block says that it is whole, of these lines, and made by these settings."""
+        digest = hashlib.sha256(json.dumps([self.settings, first, last], sort_keys=True).encode())
+        digest.update(data)
+        return digest.hexdigest().encode()
+
+    def discard(self, path: Path) -> None:
+        """Remove a file of the work, if it is there. Raises InputError where something else has its name."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be removed ({error.strerror}): {self.anew}") from error
+
+    @property
+    def anew(self) -> str:
+        """The remedy for whatever is wrong with the directory."""
+        return f"remove {self.work} to begin anew"
 
     def clear(self) -> None:
         """Remove the directory of a finished output: first the claims, by which others see that it goes.
 
         A file in it that is of no such work stays, and the directory with it.
         """
-        self.claims.unlink(missing_ok=True)
         with suppress(OSError, StorageError):
+            self.claims.unlink(missing_ok=True)
             for name in list_names(self.work):
-                if name in (self.settings.name, JOINED) or name.startswith(UNFINISHED) or _BLOCK.fullmatch(name):
-                    (self.work / name).unlink(missing_ok=True)
+                is_own = name in (self.begun_by.name, JOINED, FINISHED)
+                if is_own or name.startswith(UNFINISHED) or _BLOCK.fullmatch(name):
+                    with suppress(OSError):
+                        (self.work / name).unlink(missing_ok=True)
             self.work.rmdir()
 
-    def check_finished(self, settings: Settings) -> bool:
+    def check_finished(self) -> bool:
         """Whether the output is there, made by these settings.
 
         Raises InputError where it was made by others, or by something else. An empty file is as good as none.
@@ -219,24 +300,29 @@ class _Place:
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"output={self.output}: not a file: name another")
 
-        made_by = _read_settings(self.made_by) if self.made_by.exists() else {}
+        made_by = _read_settings(self.made_by, "remove it") if self.made_by.exists() else {}
         made_by.pop("counted", None)
         if made_by.pop("size", None) != status.st_size:
             if status.st_size == 0:
                 return False
             raise InputError(f"output={self.output}: it is there, and not as this command made it: name another output")
-        if found := _differences(made_by, settings):
+        if found := _differences(made_by, self.settings):
             raise InputError(f"output={self.output}: it was made with {found}: name another output, or remove this one")
         return True
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def _cannot_be(output: str, error: Exception) -> InputError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return InputError(f"output={output}: cannot be made: {reason}: name another")
+
+
+def _read_settings(path: Path, remedy: str) -> dict[str, Any]:
     try:
         settings = read_json(path)
         if not isinstance(settings, dict):
             raise ValueError("not an object")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error}): remove it") from error
+        raise InputError(f"{path}: cannot be read ({error}): {remedy}") from error
     return settings
 
 
@@ -249,6 +335,28 @@ class _Claims:
     def __init__(self, path: Path, file: int) -> None:
         self._path = path
         self._file = file
+        self._named: set[int] = set()  # processes that this one has waited for, and said so
+
+    def wait_for(self, byte: int, what: str) -> None:
+        """Claim a byte as soon as nobody else has it; after a while, say who has `what`, once for each process."""
+        began = time.monotonic()
+        while not self.take(byte, waits=False):
+            if time.monotonic() - began > QUIET_SECONDS:
+                holder = self._holder(byte)
+                if holder not in self._named:
+                    self._named.add(holder)
+                    log.info("%s: waiting for process %d, here or on another machine: end it if it hangs", what, holder)
+                self.take(byte, waits=True)
+                return
+            time.sleep(LOOK_SECONDS)
+
+    def _holder(self, byte: int) -> int:
+        """The process that has a byte; 0 where nobody has, or the system does not say."""
+        if sys.platform != "linux":
+            return 0
+        layout = "hhqqi4x"  # of struct flock: type, whence, start, length, process
+        asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        return int(struct.unpack(layout, fcntl.fcntl(self._file, fcntl.F_GETLK, asked))[-1])
 
     def take(self, byte: int, *, waits: bool) -> bool:
         """Claim a byte; False if another process has it, unless this one `waits` for it."""
@@ -274,7 +382,7 @@ class _Claims:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Do what one process does alone."""
-        self.take(JOINING, waits=True)
+        self.wait_for(JOINING, str(self._path.parent))
         try:
             yield
         finally:
@@ -282,43 +390,43 @@ class _Claims:
 
 
 @contextmanager
-def _opened(place: _Place, settings: Settings) -> Iterator[_Claims | None]:
+def _opened(place: _Place) -> Iterator[_Claims | None]:
     """The claims of the work on an output, begun or gone on with; None where it is finished.
 
-    Raises InputError where other settings began, or finished, it.
+    Raises InputError where other settings began, or finished, it, or its directory is not one of such a work;
+    StorageError.
     """
-    if _is_joined(place, settings):
+    if _is_joined(place):
         yield None
         return
 
     while True:
-        make_directories(place.work)
+        place.make()
         try:
-            file = os.open(place.claims, os.O_RDWR | os.O_CREAT, 0o644)
+            lock = open_lock(place.claims)
         except FileNotFoundError:  # another process has finished meanwhile
             continue
-        try:
-            claims = _Claims(place.claims, file)
+        with lock as file:
+            claims = _Claims(place.claims, file.fileno())
             with claims.alone():
                 is_there = claims.are_of(place.claims)
-                is_finished = is_there and _begin(place, settings)
+                is_finished = is_there and _begin(place)
             if is_there:
                 yield None if is_finished else claims
                 return
-        finally:
-            os.close(file)
 
 
-def _begin(place: _Place, settings: Settings) -> bool:
+def _begin(place: _Place) -> bool:
     """Write the settings, or compare them with those that are there; whether there is nothing to do."""
-    if _is_joined(place, settings):
+    if _is_joined(place):
         return True
-    if not place.settings.exists():
-        write_json(place.settings, settings)
-    elif found := _differences(_read_settings(place.settings), settings):
-        raise InputError(
-            f"output={place.output}: it was begun with {found}: set what was, or remove {place.work} to begin anew"
-        )
+    if os.path.lexists(place.begun_by):
+        if found := _differences(_read_settings(place.begun_by, place.anew), place.settings):
+            raise InputError(f"output={place.output}: it was begun with {found}: set what was, or {place.anew}")
+    elif place.blocks():
+        raise InputError(f"{place.begun_by}: not there, so nobody knows what made the blocks beside it: {place.anew}")
+    else:
+        write_json(place.begun_by, place.settings)
     return False
 
 
@@ -384,8 +492,8 @@ def in_bulk(
     Raises InputError where other settings began or finished the output, or a text has changed; Stopped where a signal
     came; StorageError; and what `work` raises, with the lines that it was at work on.
     """
-    place = _Place(output.resolve(), output.suffix, finish)
-    with ending_with_launcher(), _opened(place, settings) as claims:
+    place = _Place(output.resolve(), output.suffix, finish, settings)
+    with ending_with_launcher(), _opened(place) as claims:
         if claims is None:
             log.info("%s is finished: it is left as it is", output)
             return None
@@ -396,7 +504,7 @@ def in_bulk(
                 if task.is_shared:
                     task.work_through(waits=True)
             with claims.alone():
-                return None if _is_joined(place, settings) else _join(place, settings)
+                return None if _is_joined(place) else _join(place, task.cut, texts)
         except KeyboardInterrupt:
             kept = f"{place.lines()} of {texts[0].lines} {unit}s are kept"
             raise Stopped(f"stopped; {kept}: to go on, give the same command again") from None
@@ -413,72 +521,83 @@ class _Task(Generic[Item]):
     texts: Sequence[Text]
     advance: Callable[[int], None]
     is_shared: bool = False  # whether others were at work on some block
+    cut: list[tuple[int, int]] = field(default_factory=list)  # the first and the last line of each block
 
     def work_through(self, *, waits: bool) -> None:
         """Go through all blocks, and make those that are not kept; `waits` for what others work on."""
         done = self.place.lines()
         first = 1
+        self.cut.clear()
         with closing(self.blocks()) as blocks:
             for block in blocks:
                 last = first + len(block) - 1
-                path = self.place.block(first, last)
-                if not path.exists():
-                    self._claim(path, block, first, waits=waits)
+                self.cut.append((first, last))
+                if self.place.read(first, last) is None:
+                    self._claim(block, first, last, waits=waits)
                     before, done = done, max(done, self.place.lines())  # those of others, too
                     self.advance(done - before)
                 first = last + 1
 
-    def _claim(self, path: Path, block: list[Item], first: int, *, waits: bool) -> None:
-        if not self.claims.take(first, waits=waits):
+    def _claim(self, block: list[Item], first: int, last: int, *, waits: bool) -> None:
+        if waits:
+            self.claims.wait_for(first, f"lines {first} to {last}")
+        elif not self.claims.take(first, waits=False):
             self.is_shared = True
             return
         try:
             # Meanwhile it may have been made, or even all, which have then been put together and removed.
-            if not path.exists() and self.claims.are_of(self.place.claims):
-                self._make(path, block, first)
+            if self.place.read(first, last) is None and self.claims.are_of(self.place.claims):
+                self._make(block, first, last)
         finally:
             self.claims.drop(first)
 
-    def _make(self, path: Path, block: list[Item], first: int) -> None:
+    def _make(self, block: list[Item], first: int, last: int) -> None:
+        path = self.place.block(first, last)
+        if os.path.lexists(path):
+            log.warning("%s: not as it was written: made again", path)
+            self.place.discard(path)
         try:
             output = self.work(block, first)
         except TransformerError as error:
-            where = f"{self.texts[0].path}: lines {first} to {first + len(block) - 1}"
+            where = f"{self.texts[0].path}: lines {first} to {last}"
             raise type(error)(f"{where}: {error}") from error
         for text in self.texts:
             text.check()
-        tally = json.dumps(output.tally).encode()
         part = output.text.encode("utf-8")
         if self.place.finish is None:
             part = compress(part, self.place.suffix)
-        write_file(path, tally + b"\n" + part)
+        self.place.keep(first, last, output.tally, part)
 
 
-def _is_joined(place: _Place, settings: Settings) -> bool:
+def _is_joined(place: _Place) -> bool:
     """Whether the output is finished; who finished it may have been killed before the parts were removed."""
-    is_finished = place.check_finished(settings)
+    is_finished = place.check_finished()
     if is_finished:
         place.clear()
     return is_finished
 
 
-def _join(place: _Place, settings: Settings) -> Tally:
+def _join(place: _Place, cut: Sequence[tuple[int, int]], texts: Sequence[Text]) -> Tally:
     """Put the parts together, under the name of the output; what was counted of them."""
+    try:
+        for text in texts:
+            text.check_all()
+    except InputError:
+        for first, last in cut:  # some may be of the other text
+            place.discard(place.block(first, last))
+        raise
+
     joined = place.work / JOINED
+    place.discard(joined)
     tallies = []
-    line = 1
-    with joined.open("wb") as file:
-        for first, last in place.blocks():
-            if first != line:
-                raise StorageError(f"{place.work}: lines {line} to {first - 1} are gone: give the same command again")
-            with place.block(first, last).open("rb") as part:
-                tallies.append(json.loads(part.readline()))
-                if place.finish is None:
-                    shutil.copyfileobj(part, file, CHUNK)
-            line = last + 1
+    with joined.open("xb") as file:
+        for counted, part in _parts(place, cut):
+            tallies.append(counted)
+            if place.finish is None:
+                file.write(part)
 
         if place.finish is not None:
-            for output in place.finish(partial(_texts, place)):
+            for output in place.finish(partial(_texts, place, cut)):
                 file.write(compress(output.text.encode("utf-8"), place.suffix))
                 tallies.append(output.tally)
         if not file.tell():
@@ -489,34 +608,51 @@ def _join(place: _Place, settings: Settings) -> Tally:
 
     with suppress(FileNotFoundError):
         joined.chmod(stat.S_IMODE(place.output.stat().st_mode))  # an empty file may have been made for it
-    counted = summed(tallies)
-    as_json = {name: value if math.isfinite(value) else None for name, value in counted.items()}
-    write_json(place.made_by, {**settings, "size": size, "counted": as_json})
+    total = summed(tallies)
+    as_json = {name: value if math.isfinite(value) else None for name, value in total.items()}
+
+    # Written in the work's own directory: a kill leaves nothing beside the output.
+    finished = place.work / FINISHED
+    place.discard(finished)
+    write_json(finished, {**place.settings, "size": size, "counted": as_json})
+    os.replace(finished, place.made_by)
     os.replace(joined, place.output)
     sync(place.output.parent)
     place.clear()
-    return counted
+    return total
 
 
-def _texts(place: _Place) -> Iterator[str]:
+def _parts(place: _Place, cut: Sequence[tuple[int, int]]) -> Iterator[tuple[Tally, bytes]]:
+    """What was counted of each block, and what came of it, in order. Raises StorageError where one is not whole."""
+    for first, last in cut:
+        block = place.read(first, last)
+        if block is None:
+            raise StorageError(f"{place.work}: lines {first} to {last} are gone: give the same command again")
+        yield block
+
+
+def _texts(place: _Place, cut: Sequence[tuple[int, int]]) -> Iterator[str]:
     """What came of each block, in order, where that is to be finished."""
-    for first, last in place.blocks():
-        with place.block(first, last).open(encoding="utf-8", newline="\n") as part:
-            part.readline()
-            yield part.read()
+    return (part.decode() for _, part in _parts(place, cut))
 
 
 # ---- ranks ----------------------------------------------------------------------------------------------------------
 
 
 def is_file(output: str | None) -> bool:
-    """Whether an output is to be a file that can be made in blocks: not standard output, a pipe or a device."""
+    """Whether an output is to be a file that can be made in blocks: not standard output, a pipe or a device.
+
+    Raises InputError for a name that nothing can have.
+    """
     if output is None:
         return False
-    with suppress(FileNotFoundError):
+    try:
         mode = os.stat(output).st_mode
         return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-    return True
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError) as error:
+        raise _cannot_be(output, error) from error
 
 
 def choose_device(job: TranslateJob | ScoreJob) -> None:

@@ -1,11 +1,14 @@
 """From a file to a file in blocks: what is written, what is kept, who works on what; kills are in faults/."""
 
+import fcntl
 import io
 import json
 import logging
 import math
+import multiprocessing
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -290,9 +293,9 @@ def test_translate_keeps_nothing_of_an_input_that_changes(run_dir: Path, monkeyp
 def test_translate_does_not_put_together_what_has_lost_a_part(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     join = bulk._join
 
-    def lose_one(place: Any, settings: Any) -> Any:
-        place.block(*place.blocks()[3]).unlink()
-        return join(place, settings)
+    def lose_one(place: Any, cut: Any, texts: Any) -> Any:
+        place.block(*cut[3]).unlink()
+        return join(place, cut, texts)
 
     with monkeypatch.context() as patch:
         patch.setattr(bulk, "_join", lose_one)
@@ -310,6 +313,256 @@ def test_translate_names_the_lines_that_failed_and_keeps_the_others(run_dir: Pat
         in_bulk(file_job(run_dir, strict=True))
     assert len([*Path(".out.work").glob("*-*")]) > 2
     assert not Path("out").exists()
+
+
+# --- what is damaged, or foreign, or cannot be
+
+
+def kept_blocks() -> list[Path]:
+    found = [path for path in Path(".out.work").iterdir() if re.fullmatch(r"\d+-\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.partition("-")[0]))
+
+
+def lose_lines(block: Path, _: Path) -> None:
+    block.write_bytes(b"\n".join(block.read_bytes().split(b"\n")[:3]) + b"\n")
+
+
+def take_another(block: Path, other: Path) -> None:
+    block.write_bytes(other.read_bytes())
+
+
+def change_a_letter(block: Path, _: Path) -> None:
+    data = bytearray(block.read_bytes())
+    data[-2] ^= 1
+    block.write_bytes(data)
+
+
+def change_what_was_counted(block: Path, _: Path) -> None:
+    block.write_bytes(block.read_bytes().replace(b"{}", b'{"kept": 7}', 1).replace(b": ", b": 1", 1))
+
+
+def become(data: bytes) -> Callable[[Path, Path], None]:
+    def write(block: Path, _: Path) -> None:
+        block.write_bytes(data)
+
+    return write
+
+
+def become_a_pipe(path: Path, _: Path | None = None) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def become_a_link_to_itself(path: Path, _: Path | None = None) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+
+
+def be_lost(block: Path, _: Path) -> None:
+    block.unlink()
+
+
+DAMAGES: list[Callable[[Path, Path], None]] = [
+    *(lose_lines, take_another, change_a_letter, change_what_was_counted, become_a_pipe, become_a_link_to_itself),
+    *(be_lost, become(b""), become(b"{}\n\xff\n")),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_translate_makes_a_kept_block_again_that_does_not_fit(
+    damage: Callable[[Path, Path], None], run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop_after(5, lambda: in_bulk(file_job(run_dir, format=LineFormat.jsonl)))
+    damage(*kept_blocks()[1:3])
+    in_bulk(file_job(run_dir, format=LineFormat.jsonl))
+    assert Path("out").read_bytes() == streamed(job(run_dir, format=LineFormat.jsonl))
+    assert ("made again" in caplog.text) == (damage is not be_lost)
+    assert names() == {"out", ".out.json"}
+
+
+def test_translate_makes_a_block_of_other_settings_again(run_dir: Path) -> None:
+    stop_after(5, lambda: in_bulk(file_job(run_dir, format=LineFormat.tsv)))
+    of_tsv = kept_blocks()[1].read_bytes()
+    shutil.rmtree(".out.work")
+    stop_after(5, lambda: in_bulk(file_job(run_dir)))
+    kept_blocks()[1].write_bytes(of_tsv)
+    in_bulk(file_job(run_dir))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+
+
+@pytest.mark.parametrize("name", ["1-2", "0-0", "5-1", "999-1000"])
+def test_translate_minds_no_foreign_block(name: str, run_dir: Path) -> None:
+    stop_after(2, lambda: in_bulk(file_job(run_dir)))
+    Path(".out.work", name).write_bytes(b"{}\nx\ny\n")
+    in_bulk(file_job(run_dir))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+    assert names() == {"out", ".out.json"}
+
+
+@pytest.mark.parametrize("text", [None, b"", b"[" * 100_000, "pipe"])
+def test_translate_goes_on_with_no_blocks_of_unknown_settings(text: bytes | str | None, run_dir: Path) -> None:
+    changes: dict[str, Any] = {"search": replace(GREEDY, length_penalty=3.0)}
+    stop_after(2, lambda: in_bulk(file_job(run_dir)))
+    settings = Path(".out.work/settings.json")
+    settings.unlink()
+    if text == "pipe":
+        os.mkfifo(settings)
+    elif isinstance(text, bytes):
+        settings.write_bytes(text)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"settings\.json.*: remove .*/\.out\.work to begin anew$"):
+            in_bulk(file_job(run_dir, **changes))
+
+    shutil.rmtree(".out.work")
+    in_bulk(file_job(run_dir, **changes))
+    assert Path("out").read_bytes() == streamed(job(run_dir, **changes))
+
+
+def be_a_file(path: Path) -> None:
+    path.write_bytes(b"years of work")
+
+
+def link_to(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+@pytest.mark.parametrize("make", [be_a_file, os.mkfifo, link_to("far"), link_to(".out.work"), link_to("nowhere")])
+def test_translate_works_in_a_folder_of_its_own(make: Callable[[Path], None], run_dir: Path) -> None:
+    Path("far").mkdir()
+    make(Path(".out.work"))
+    with pytest.raises(InputError, match=r"\.out\.work: not a folder, .*: remove it$"):
+        in_bulk(file_job(run_dir))
+    assert names() == {"far", ".out.work"}
+    assert not os.listdir("far")
+    Path(".out.work").unlink()
+    in_bulk(file_job(run_dir))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, link_to("nowhere"), link_to("claims")])
+def test_translate_says_to_remove_what_is_no_lock(make: Callable[[Path], None], run_dir: Path) -> None:
+    stop_after(2, lambda: in_bulk(file_job(run_dir)))
+    Path(".out.work/claims").unlink()
+    make(Path(".out.work/claims"))
+    with pytest.raises(StorageError, match=r"claims: cannot be used as a lock .*: remove it$"):
+        in_bulk(file_job(run_dir))
+    assert not Path(".out.work/nowhere").exists()
+
+
+@pytest.mark.parametrize("make", [be_a_file, os.mkfifo, link_to("../in"), link_to("joined")])
+def test_translate_joins_in_a_file_of_its_own(make: Callable[[Path], None], run_dir: Path) -> None:
+    stop_after(2, lambda: in_bulk(file_job(run_dir)))
+    make(Path(".out.work/joined"))
+    in_bulk(file_job(run_dir))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+    assert Path("in").read_bytes() == TEXT
+    assert names() == {"out", ".out.json"}
+
+
+@pytest.mark.parametrize("name", ["joined", "finished.json", None])
+def test_translate_removes_no_folder_in_the_place_of_a_file_of_its_own(name: str | None, run_dir: Path) -> None:
+    stop_after(2, lambda: in_bulk(file_job(run_dir)))
+    path = kept_blocks()[0] if name is None else Path(".out.work", name)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    (path / "chapter1.tex").write_text("years of work", encoding="utf-8")
+    with pytest.raises(InputError, match=rf"{path.name}: cannot be removed .*: remove .*\.out\.work to begin anew$"):
+        in_bulk(file_job(run_dir))
+    assert (path / "chapter1.tex").exists()
+
+
+@pytest.mark.parametrize("output", ["/proc/x", "loop", "a\0b", "x" * 250, "x" * 300, "in/out", "loop/out"])
+def test_translate_refuses_an_output_that_cannot_be(output: str, run_dir: Path) -> None:
+    Path("loop").symlink_to("loop")
+    with pytest.raises(InputError, match=r"output=.*: cannot be made: .*: name another") as refused:
+        in_bulk(file_job(run_dir, output=output))
+    assert "\n" not in str(refused.value)
+    assert names() == {"loop"}
+
+
+def test_translate_leaves_nothing_beside_the_output_when_it_is_killed(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill before any of its renames leaves is in its own folder, which the next command clears."""
+    seen: list[set[str]] = []
+    rename = os.replace
+
+    def look(*paths: Any) -> None:
+        seen.append(names())
+        rename(*paths)
+
+    monkeypatch.setattr(os, "replace", look)
+    in_bulk(file_job(run_dir))
+    assert len(seen) > 8
+    assert set().union(*seen) == {".out.work", ".out.json"}
+    assert names() == {"out", ".out.json"}
+
+
+def test_translate_joins_nothing_of_an_input_that_changed_unseen(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that is changed in place, with its size and time of change as they were."""
+    status = Path("in").stat()
+    make = translate_stream._Work.__call__
+
+    def write(text: bytes) -> None:
+        with Path("in").open("r+b") as file:
+            file.write(text)
+        os.utime("in", ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def change(self: Any, block: list[Any], line: int) -> Any:
+        write(TEXT.replace(b"dog", b"cat"))
+        return make(self, block, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(translate_stream._Work, "__call__", change)
+        with pytest.raises(InputError, match="in: it has changed while it was read: nothing of the new text is kept"):
+            in_bulk(file_job(run_dir))
+    assert not kept_blocks()
+    assert not Path("out").exists()
+    write(TEXT)
+    in_bulk(file_job(run_dir))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+
+
+@pytest.mark.parametrize("byte", [bulk.JOINING, 1])
+def test_translate_says_for_which_process_it_waits(byte: int, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one, as good as frozen, lets go when it has been named."""
+    stop_after(0, lambda: in_bulk(file_job(run_dir)))
+    holds, is_named = multiprocessing.Pipe(), multiprocessing.Event()
+
+    def hold() -> None:
+        with Path(".out.work/claims").open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
+            holds[1].send("")
+            is_named.wait()
+        os._exit(0)
+
+    other = multiprocessing.get_context("fork").Process(target=hold)
+    other.start()
+    holds[0].recv()
+    said: list[str] = []
+
+    class Named(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "waiting for process" in record.getMessage():
+                said.append(record.getMessage())
+                is_named.set()
+
+    handler = Named()
+    bulk.log.addHandler(handler)
+    monkeypatch.setattr(bulk.log, "level", logging.INFO)
+    monkeypatch.setattr(bulk, "QUIET_SECONDS", 0.1)
+    try:
+        in_bulk(file_job(run_dir))
+    finally:
+        bulk.log.removeHandler(handler)
+        other.kill()
+        other.join()
+    assert len(said) == 1
+    what = r".*/\.out\.work" if byte == bulk.JOINING else r"lines 1 to \d+"
+    assert re.match(rf"{what}: waiting for process {other.pid}, ", said[0])
+    assert Path("out").read_bytes() == streamed(job(run_dir))
 
 
 # --- ranks
