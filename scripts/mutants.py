@@ -782,6 +782,13 @@ FOUND = (
         "core/commands/test_bulk.py::test_translate_keeps_nothing_of_an_input_that_changes",
     ),
     Mutant(
+        "a part in the place of another is joined",
+        "data/parts.py",
+        "PartCounts(plan.sha256, number, *plan.starts[number : number + 2], counts.pieces)",
+        "PartCounts(plan.sha256, counts.number, counts.start, counts.end, counts.pieces)",
+        "core/commands/test_prepare_parts.py::test_prepare_joins_no_part_in_the_place_of_another",
+    ),
+    Mutant(
         "a kept block is not compared with its digest",
         "decoding/bulk.py",
         "if seal != self._seal(first, last, data):",

@@ -97,9 +97,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class PartCounts:
-    """What encoding a part told."""
+    """Which part this is, and what encoding it told."""
 
     plan: str  # its SHA-256
+    number: int
+    start: int  # the first of its pairs, of those of all the sets
+    end: int
     pieces: PieceCounts
 
 
@@ -195,10 +198,10 @@ def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int) ->
                 kept_by_text=[kept.count(1, max(first, 0), max(last, 0)) for first, last in borders],
                 sampled_every=sampled_every(plan.text),
             )
-            writer.finish({COUNTS: encode_json(to_json(PartCounts(plan.sha256, pieces)))})
+            writer.finish({COUNTS: encode_json(to_json(PartCounts(plan.sha256, number, start, end, pieces)))})
 
     path = folder / str(number)
-    build_once(path, fill, is_usable=lambda path: _open_part(path, plan) is not None, marks=STORE_MARKS)
+    build_once(path, fill, is_usable=lambda path: _open_part(path, plan, number) is not None, marks=STORE_MARKS)
     return from_json(PartCounts, read_json(path / COUNTS)).pieces
 
 
@@ -239,14 +242,18 @@ def _cut(plan: Plan, corpus: TrainingText, start: int, end: int) -> list[_Range]
     return ranges
 
 
-def _open_part(path: Path, plan: Plan) -> tuple[PieceCounts, Ids] | None:
-    """What was counted of a part, and its tokens on either side `(2,)`; None unless it is whole, and of this plan."""
+def _open_part(path: Path, plan: Plan, number: int) -> tuple[PieceCounts, Ids] | None:
+    """What was counted of a part, and its tokens on either side `(2,)`.
+
+    None unless it is whole, of this plan, and the part of this number: a copy between machines may be of another.
+    """
     try:
         tokens = Store.open(path).lengths.totals
         counts = from_json(PartCounts, read_json(path / COUNTS))
     except (OSError, ValueError, InputError):
         return None
-    return (counts.pieces, tokens) if counts.plan == plan.sha256 else None
+    expected = PartCounts(plan.sha256, number, *plan.starts[number : number + 2], counts.pieces)
+    return (counts.pieces, tokens) if counts == expected else None
 
 
 # ---- the plan -------------------------------------------------------------------------------------------------------
@@ -339,7 +346,7 @@ def join_parts(path: Path, corpus: TrainingText, folder: Path, *, name: str) -> 
 
     # Every byte of the parts is verified.
     parts = [folder / str(number) for number in range(plan.parts)]
-    opened = [_open_part(part, plan) for part in parts]
+    opened = [_open_part(part, plan, number) for number, part in enumerate(parts)]
     missing = [str(number) for number, part in enumerate(opened) if part is None]
     if missing:
         shown = ", ".join(missing[:MOST_NAMED]) + (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -312,6 +313,21 @@ def test_prepare_makes_a_damaged_part_again(job: TrainJob) -> None:
         part(job, 1, 2)
     part(job, 0, 2)
     assert len(prepare(job).store) == 200
+
+
+def test_prepare_joins_no_part_in_the_place_of_another(job: TrainJob) -> None:
+    """A wrong copy between machines."""
+    for number in range(3):
+        part(job, number, 3)
+    folder = parts_folder(job)
+    shutil.rmtree(folder / "1")
+    shutil.copytree(folder / "2", folder / "1")
+    with pytest.raises(InputError, match=r"^part 1 of 3 is missing: give part=1/3 "):
+        prepare(job)
+    part(job, 1, 3)
+    joined = prepare(job)
+    job.data.store_dir = f"{job.data.store_dir}-alone"
+    assert_same(joined, prepare(job))
 
 
 def test_prepare_builds_a_corpus_anew_when_that_of_its_parts_is_gone(job: TrainJob) -> None:
