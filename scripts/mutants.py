@@ -784,7 +784,7 @@ FOUND = (
     Mutant(
         "a part in the place of another is joined",
         "data/parts.py",
-        "PartCounts(plan.sha256, number, *plan.starts[number : number + 2], counts.pieces)",
+        "PartCounts(plan.sha256, number, start, end, counts.pieces)",
         "PartCounts(plan.sha256, counts.number, counts.start, counts.end, counts.pieces)",
         "core/commands/test_prepare_parts.py::test_prepare_joins_no_part_in_the_place_of_another",
     ),

@@ -27,6 +27,7 @@ LOOK_SECONDS = 0.5  # between two looks at the store, and at the launcher
 ANSWER_SECONDS = 1.0  # within which the thread of every living rank has answered
 STORE_SECONDS = 0.3  # that a rank then stays, because others may still need the store of its process
 LEAVE_SECONDS = 3.0  # after which a rank that knows of a lost peer is ended, whatever blocks it
+NOTICE_SECONDS = 20.0  # after which a rank that has not found the others says that it waits
 MEETING_SECONDS = 600.0  # within which the ranks have found each other
 LAUNCHERS = {"TORCHELASTIC_RUN_ID": "torchrun", "SUBMITIT_EXECUTOR": "submitit"}  # by the variables that they set
 SAVE_SECONDS = 30.0  # for a rank without a launcher to save and end: as much as torchrun grants
@@ -166,10 +167,19 @@ def _say_lost(lost: list[int]) -> str:
 
 @contextmanager
 def meeting_in_time() -> Iterator[None]:
-    """End this rank where the ranks do not find each other within MEETING_SECONDS.
+    """End this rank where the ranks do not find each other within MEETING_SECONDS, and say before that it waits.
 
     Nobody misses a rank that dies before they have met, and torch would wait for it as long as for a message.
     """
+
+    def say() -> None:
+        log.warning(
+            "rank %s of %s still waits for the others: it gives up after %g seconds; look whether one has died, or was "
+            "not started",
+            os.environ.get("RANK", "?"),
+            os.environ.get("WORLD_SIZE", "?"),
+            MEETING_SECONDS,
+        )
 
     def give_up() -> None:
         log.error(
@@ -180,13 +190,15 @@ def meeting_in_time() -> Iterator[None]:
         )
         os._exit(LOST_STATUS)
 
-    timer = threading.Timer(MEETING_SECONDS, give_up)
-    timer.daemon = True
-    timer.start()
+    timers = [threading.Timer(NOTICE_SECONDS, say), threading.Timer(MEETING_SECONDS, give_up)]
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
     try:
         yield
     finally:
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
 
 
 @contextmanager

@@ -252,7 +252,8 @@ def _open_part(path: Path, plan: Plan, number: int) -> tuple[PieceCounts, Ids] |
         counts = from_json(PartCounts, read_json(path / COUNTS))
     except (OSError, ValueError, InputError):
         return None
-    expected = PartCounts(plan.sha256, number, *plan.starts[number : number + 2], counts.pieces)
+    start, end = plan.starts[number : number + 2]
+    expected = PartCounts(plan.sha256, number, start, end, counts.pieces)
     return (counts.pieces, tokens) if counts == expected else None
 
 

@@ -1,5 +1,6 @@
 """The end of a rank that has lost another one, or its launcher: what it says, its exit status, and how soon it is."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -263,6 +264,26 @@ def test_join_world_again_in_one_process_of_torchrun(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2
+
+
+def test_meeting_in_time_says_that_it_waits_for_a_rank_that_died_before(tmp_path: Path) -> None:
+    """Rank 1 is gone before rank 0 has heard of it, and no launcher is there to notice."""
+
+    def action() -> None:
+        if os.environ["RANK"] == "1":
+            os._exit(9)
+        liveness.NOTICE_SECONDS, liveness.MEETING_SECONDS = 0.5, 2.0
+        logging.getLogger("transformer").addHandler(logging.StreamHandler(sys.stdout))
+        with join_world(torch.device("cpu")):
+            pass
+
+    assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9]
+    waits, gives_up = (tmp_path / "rank-0").read_text(encoding="utf-8").splitlines()
+    assert waits == (
+        "rank 0 of 2 still waits for the others: it gives up after 2 seconds; look whether one has died, or was not "
+        "started"
+    )
+    assert gives_up.startswith("the ranks have not found each other in 2 seconds: ")
 
 
 @pytest.mark.faults
