@@ -663,6 +663,13 @@ FOUND = (
         "core/faults/test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[results.json]",
     ),
     Mutant(
+        "a score that only a run names is executed",
+        "evaluation/metrics.py",
+        "        if name in chosen:\n            continue\n",
+        "        plugins.allow(name)\n        if name in chosen:\n            continue\n",
+        "tools/test_plugin_scores.py::test_evaluate_executes_nothing_that_only_a_run_names",
+    ),
+    Mutant(
         "F1 counts a word once a sentence",
         "tools/compare/words.py",
         "Counter(translation) & Counter(reference)",

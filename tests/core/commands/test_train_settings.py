@@ -135,7 +135,7 @@ def test_train_resumes_under_every_recipe(
 # ---- what may change under way --------------------------------------------------------------------------------------
 
 FREE = {
-    *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
+    *("run_dir", "data.scores", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
     *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
     *("train.average", "train.samples", "train.trackers", "train.prefetch", "train.proof", "train.profile"),
@@ -163,6 +163,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     **{f"data.{pair}.tgt_lang": "fr" for pair in ("train", "dev")},
     "data.filter.doctor": [Detector.copies],
     "data.bleu_tokenize": BleuTokenizer["intl"],
+    "data.scores": ["bleu"],
     "data.store_dir": "",
     "data.temperature": 2.0,
     "tokenizer.character_coverage": 0.99,

@@ -324,6 +324,7 @@ ON_RESUME = {
     "data.src_lang": "r",
     "data.tgt_lang": "r",
     "data.bleu_tokenize": "r",
+    "data.scores": "a",
     "data.root": "a",
     "data.train.src": "a",
     "data.train.tgt": "a",
