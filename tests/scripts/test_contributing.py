@@ -67,7 +67,7 @@ def test_contributing_names_checks_and_tests_that_are_there() -> None:
     ("old", "new", "fault"),
     [
         ("`files.py:_check_replaceable`", "`files.py:_check_nothing`", "files.py:_check_nothing"),
-        ("`data/hub.py:_commit`", "`data/hubs.py:_commit`", "data/hubs.py:_commit"),
+        ("`data/hub.py:commit_of`", "`data/hubs.py:commit_of`", "data/hubs.py:commit_of"),
         ("`test_plain_stays_text`", "`test_plain_stays`", "test_plain_stays"),
     ],
 )

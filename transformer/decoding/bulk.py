@@ -4,13 +4,11 @@
     .OUT.json                  what made it: weights, settings, the digest of the input; and what was counted
     .OUT.work/settings.json    the same, of what is under way
     .OUT.work/claims           byte n is locked by the process that works on the block that begins with line n
-    .OUT.work/N-M              what came of lines N to M: the SHA-256 of the settings, of N-M and of what follows;
-                               a line of JSON, what was counted; then a part of OUT, or what it is to be made of
+    .OUT.work/N-M              what came of lines N to M, behind the SHA-256 of settings, N-M and what follows
 
 Blocks are cut by the input alone, so that every process, now or later, cuts the same ones. Each goes through the input
 and works on what nobody has done or claimed, then waits for what others have claimed, because they may die. The kernel
-frees the claims of the dead. The last one puts the parts together. No rank sends another one a message. A block that
-does not fit its digest is made again.
+frees the claims of the dead. The last one puts the parts together. A block that does not fit its digest is made again.
 """
 
 import errno

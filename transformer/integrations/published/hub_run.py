@@ -15,7 +15,6 @@ from pathlib import Path
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import ON_HUB
 from transformer.config.primitives import from_json, to_json
-from transformer.data.hub import HubModel, copies_of, fetch
 from transformer.data.tokenizer import read_models
 from transformer.errors import CheckpointError, InputError
 from transformer.files import (
@@ -30,6 +29,7 @@ from transformer.files import (
     storage_error,
     write_json,
 )
+from transformer.integrations.hub import HubModel, copies_of, fetch
 from transformer.run_dir import RunDir
 
 CARD = "README.md"

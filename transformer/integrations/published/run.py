@@ -29,10 +29,11 @@ from transformer.config.jobs import ON_HUB, TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, Device, FilterConfig, LayoutKind, Precision, TokenizerConfig
-from transformer.data.hub import COMMIT, HubModel, Unreachable, copies_of, fetch, find_model, is_on_hub, name_on_hub
+from transformer.data.hub import COMMIT, Unreachable
 from transformer.data.training_text import store_dir_of
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.files import MANIFEST, build_once, digest_file, list_names, open_regular, storage_error, write_file
+from transformer.integrations.hub import HubModel, copies_of, fetch, find_model, is_on_hub, name_on_hub
 from transformer.integrations.published.hub_run import CARD, RUN_FILE, copy_run, is_intact, is_run
 from transformer.integrations.published.marian import (
     FILES,

@@ -15,11 +15,11 @@ from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import ON_HUB
 from transformer.config.languages import language_of
 from transformer.cost import count_parameters, step_flops
-from transformer.data.hub import CardScore, CardSet, card_head, name_on_hub
 from transformer.data.report import DataReport, SetReport
 from transformer.data.training_text import is_training_set
 from transformer.evaluation.metrics import ALWAYS, named
 from transformer.evaluation.sets import Sets, describe_origin
+from transformer.integrations.hub import CardScore, CardSet, card_head, name_on_hub
 from transformer.integrations.push.job import PushJob
 from transformer.records import Imported, Results, RunRecord, Scores
 from transformer.run_dir import DEV, RunDir, tensor_file

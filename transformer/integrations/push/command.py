@@ -21,7 +21,6 @@ from transformer import __version__
 from transformer.checkpoint import Checkpoint, commit, find_checkpoint
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.data.hub import push_folder
 from transformer.data.report import read_report
 from transformer.data.tokenizer import Tokenizers, read_models
 from transformer.errors import CheckpointError, InputError
@@ -35,6 +34,7 @@ from transformer.evaluation.sets import (
     write_sets,
 )
 from transformer.files import list_names, make_directories, storage_error, write_file, write_json
+from transformer.integrations.hub import push_folder
 from transformer.integrations.published.hub_run import CARD, RUN_FILE, check_sealed, seal
 from transformer.integrations.push.card import Subject, format_card
 from transformer.integrations.push.job import LICENCES, PushJob

@@ -10,7 +10,7 @@ from transformer import __version__
 from transformer.config.jobs import OF_TRAINING, TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
-from transformer.data.hub import is_on_hub
+from transformer.plugins import is_elsewhere
 from transformer.records import Results, RunRecord
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Command, Table, section
@@ -108,7 +108,7 @@ def _report_arguments(job: ReportJob) -> list[str]:
 
 def _training_command(run: RunReading, record: RunRecord) -> Command:
     where = f", at commit {record.commit}" if record.commit else ""
-    again = record.config.run_dir if is_on_hub(run.name) else Path(run.name)
+    again = record.config.run_dir if is_elsewhere(run.name) else Path(run.name)
     job = replace(record.config, run_dir=f"{again}-again")
     return Command(f"Train {run.name} again, in another run directory{where}:", _line("train", train_overrides(job)))
 
