@@ -6,7 +6,8 @@ host reads from the device is left over from something else. What is replaced, a
     torch                            a floating-point number that the host reads is 1, a truth is true; integers are
                                      what memory holds, and one of them is 1 at least. A mask selects everything, and
                                      `Tensor.nonzero` finds nothing
-    transformer.decoding.search      a search takes all its steps, and then has translations that are made up
+    transformer.decoding.search      a search takes all its steps, and then has translations that are made up;
+    transformer.decoding.replay      replayed, too
     transformer.decoding.proof       whatever the device computes is near enough to the plain way: what is compared is
     transformer.training.deviation   computed all the same, in each of the ways that are tried
     transformer.training.optimizer   moments are finite and not below 0
@@ -116,6 +117,15 @@ def make_up_translations(search: Any) -> None:
     search.beam_search = beam_search
 
 
+def make_up_replayed_translations(replay: Any) -> None:
+    """Replayed steps have no results either: what their places hold is no translation."""
+
+    def results_of(beams: Any) -> Any:
+        raise KeyError
+
+    replay.results_of = results_of
+
+
 def allow_any_search(proof: Any) -> None:
     """The proof of a search compares log-probabilities."""
     proof.MOST = dict.fromkeys(proof.MOST, ANY)
@@ -214,6 +224,7 @@ def allow_any_kernel(measured: Any) -> None:
 REPLACED = {
     "torch": replace_readings,
     "transformer.decoding.search": make_up_translations,
+    "transformer.decoding.replay": make_up_replayed_translations,
     "transformer.decoding.proof": allow_any_search,
     "transformer.training.deviation": allow_any_step,
     "transformer.training.optimizer": make_moments_sane,

@@ -45,6 +45,7 @@ from transformer.config.settings import (
     OptimizerKind,
     Precision,
     Score,
+    SearchConfig,
     TrainConfig,
 )
 from transformer.data.batch import Batch, collate
@@ -52,6 +53,7 @@ from transformer.data.loader import Position, Step, load_steps
 from transformer.data.packing import pack
 from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
+from transformer.decoding.batches import Batches
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.kernels.add_norm import plain_add_norm, triton_add_norm
 from transformer.kernels.loss import linear_cross_entropy
@@ -747,3 +749,28 @@ def test_beam_search_finds_what_it_finds_on_a_cpu() -> None:
         assert [hypothesis.tokens for hypothesis in one] == [hypothesis.tokens for hypothesis in other]
         log_probs = [hypothesis.log_prob for hypothesis in other]
         assert [hypothesis.log_prob for hypothesis in one] == pytest.approx(log_probs, rel=1e-4)
+
+
+def test_replayed_search_finds_what_a_launched_one_finds() -> None:
+    """In fp32, on 70 sentences, which move to a smaller place; the second time, nothing is recorded any more."""
+    draw = np.random.default_rng(2)
+    sources = [draw.integers(4, V, size=n % 12 + 1).tolist() for n in range(70)]
+    model = build(SMALL, device=DEVICE).eval().model
+    with torch.no_grad():
+        model.output.mul_(2.0)
+    launched = Batches.of(model, SearchConfig(max_extra=10), device=DEVICE, precision=Precision.fp32)
+    replayed = launched.replayed()
+    assert replayed.replay is not None
+
+    wanted = launched.hypotheses(sources, n_best=2)
+    recorded = []
+    for _ in range(2):
+        found = replayed.hypotheses(sources, n_best=2)
+        recorded.append(replayed.replay.n_recorded)
+        for one, other in zip(found, wanted, strict=True):
+            assert [hypothesis.tokens for hypothesis in one] == [hypothesis.tokens for hypothesis in other]
+            log_probs = [hypothesis.log_prob for hypothesis in other]
+            assert [hypothesis.log_prob for hypothesis in one] == pytest.approx(log_probs, rel=1e-4)
+    assert replayed.replay.is_recording
+    assert recorded[0] == recorded[1]
+    assert (recorded[0] > 0) is (DEVICE.type == "cuda")

@@ -16,6 +16,7 @@ from transformer.compute import autocast
 from transformer.config.settings import ModelConfig, Norm, Precision, Score
 from transformer.kernels.linear import InferenceLinear, prepare_weight
 from transformer.layout import Padded
+from transformer.model import inference
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.inference import InferenceNorm, for_inference
 from transformer.model.layers import AddNorm
@@ -72,6 +73,19 @@ def test_for_inference_computes_what_the_model_does(config: ModelConfig, precisi
     tolerance = {Precision.fp64: 1e-12, Precision.fp32: 1e-5, Precision.bf16: 0.05}[precision]
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
     assert found.dtype is expected.dtype
+
+
+@pytest.mark.parametrize("config", list(CONFIGS.values()), ids=list(CONFIGS))
+def test_for_inference_computes_what_the_model_does_with_the_norms_of_a_gpu(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "_casts_norms", lambda device: True)
+    torch.manual_seed(1)
+    model = Transformer(config, 50).eval()
+    with torch.no_grad(), autocast(CPU, Precision.bf16):
+        ready = for_inference(model)
+        assert any(isinstance(module, InferenceNorm) for module in ready.modules()) is (config.norm is Norm.post)
+        torch.testing.assert_close(logits_of(ready), logits_of(model), atol=0.05, rtol=0.05)
 
 
 def test_for_inference_leaves_the_model_as_it_was() -> None:
