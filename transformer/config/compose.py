@@ -247,6 +247,7 @@ def typed_job(kind: type[J], composed: DictConfig) -> J:
         with _environment_refused():
             plain = OmegaConf.to_container(composed, resolve=True, enum_to_str=True, throw_on_missing=True)
         job = cast(J, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), _escaped(plain))))
+        job.check_plugins()
     except OmegaConfBaseException as error:
         raise InputError(_explained(error, kind, where="")) from error
     except ValueError as error:  # of the job's own checks

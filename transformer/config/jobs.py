@@ -59,13 +59,21 @@ class Job:
     def check_overrides(self, overrides: Sequence[str]) -> None:
         """Raise InputError for an override (`key=value`) that this job would silently lose."""
 
+    def check_plugins(self) -> None:
+        """Raise ValueError for the name of a plug-in that is not installed.
+
+        Asked of what somebody wants done, and not of what a run says: that can be read where its plug-ins are missing.
+        """
+
 
 def checked(kind: type[J], job: object) -> J:
     """A job as it is now: a Python user may have changed its fields since it was checked. Raises InputError."""
     if not isinstance(job, kind):
         raise InputError(f"a {type(job).__name__} is no {kind.__name__}: transformer.compose makes one")
     try:
-        return made_again(type(job), job, "job")
+        again = made_again(type(job), job, "job")
+        again.check_plugins()
+        return again
     except ValueError as error:
         raise InputError(str(error)) from error
 
@@ -136,10 +144,6 @@ class TrainJob(Job):
             f"train.subword_sampling={rate} cuts pieces, and tokenizer.algorithm=char has none to cut: leave one out",
         )
 
-        # Names of plug-ins.
-        check_known("search", "search.engine", self.search.engine, core=[TORCH])
-        for name in self.train.trackers or ():
-            check_known("tracker", "train.trackers", name)
         require(
             self.search.engine == TORCH or self.model.score is not Score.additive,
             f"search.engine={self.search.engine} has no additive attention (model.score=additive): "
@@ -158,6 +162,12 @@ class TrainJob(Job):
                 budget is None or budget >= longest,
                 f"train.{key}={budget} cannot hold a sentence of data.filter.max_length={longest - 1} pieces",
             )
+
+    def check_plugins(self) -> None:
+        """See `Job.check_plugins`."""
+        check_known("search", "search.engine", self.search.engine, core=[TORCH])
+        for name in self.train.trackers or ():
+            check_known("tracker", "train.trackers", name)
 
 
 @dataclass

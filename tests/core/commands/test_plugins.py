@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import transformer
 from support.paths import ROOT
 from transformer import plugins
+from transformer.config.jobs import TrainJob
+from transformer.config.primitives import from_json, to_json
+from transformer.config.settings import TrainConfig
 from transformer.errors import InputError
 
 DEMO = ROOT / "data/demo"
@@ -131,3 +135,15 @@ def test_own_plugins_are_where_the_table_says() -> None:
     for kind, names in plugins.OWN.items():
         for name, target in names.items():
             assert plugins.load(target) is not None, f"{kind}.{name}"
+
+
+def test_job_with_a_plugin_that_is_not_here_is_read_and_not_done(tmp_path: Path) -> None:
+    """A run that was trained with another package's tracker can be read where that is missing."""
+    stored = to_json(TrainJob(run_dir=str(tmp_path / "run"), train=TrainConfig(trackers=["theirs"])))
+    job = from_json(TrainJob, stored)
+    assert job.train.trackers == ["theirs"]
+    with pytest.raises(InputError, match=r"^train\.trackers=theirs is not one of trackio, wandb, nor of an installed"):
+        transformer.train(job)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=r"^search\.engine=theirs is not one of torch, ctranslate2, nor of"):
+        transformer.compose("train", ["experiment=demo", "search.engine=theirs"])
