@@ -154,9 +154,10 @@ def test_sentence_attention_is_machine_code() -> None:
         else:
             assert kernel["shared"] <= 227 * 1024
             assert kernel["stack"] <= (0 if is_small else 8 if kernel["width"] == 64 else 128), kernel
-        if kernel["arch"] == 90 and is_small and kernel["width"] == 64:  # three blocks or more at once
+        if kernel["arch"] == 90 and is_small and kernel["width"] == 64:
+            # Four blocks at once forward; backward three, and two under dropout.
             is_forward = kernel["name"] == "_forward_kernel"
-            assert kernel["registers"] <= (128 if is_forward else 168 if not kernel["dropout"] else 192), kernel
+            assert kernel["registers"] <= (128 if is_forward else 240 if kernel["dropout"] else 168), kernel
 
 
 def test_add_norm_is_machine_code_without_spills() -> None:
