@@ -789,6 +789,27 @@ FOUND = (
         "core/commands/test_bulk.py::test_translate_keeps_nothing_of_an_input_that_changes",
     ),
     Mutant(
+        "verify does not look at the weights of checkpoints",
+        "tools/verify/command.py",
+        "digest_tensors(checkpoint.tensors(MODEL)))",
+        "marks[step])",
+        "tools/test_verify.py::test_verify_finds_other_weights_than_those_of_the_training[checkpoints/step-00000008-4]",
+    ),
+    Mutant(
+        "verify does not look at the average",
+        "tools/verify/command.py",
+        "found.same(name, digest_tensors(mean), digest_tensors(average.weights()))",
+        "found.same(name, digest_tensors(mean), digest_tensors(mean))",
+        "tools/test_verify.py::test_verify_finds_other_weights_than_those_of_the_training[averaged-4]",
+    ),
+    Mutant(
+        "verify does not look at the dev set",
+        "tools/verify/command.py",
+        "before.dev_digest, now.dev_digest)",
+        "before.dev_digest, before.dev_digest)",
+        "tools/test_verify.py::test_verify_finds_another_dev_set",
+    ),
+    Mutant(
         "a part in the place of another is joined",
         "data/parts.py",
         "PartCounts(plan.sha256, number, start, end, counts.pieces)",

@@ -6,6 +6,7 @@ its own, `averaged`.
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,30 @@ def average_checkpoints(
     used until the run has gone further (None: the newest step that went into it). `job` has the settings that the mean
     keeps, the search among them (None: those of the newest checkpoint). Raises CheckpointError if none is sound.
     """
+    mean, used = mean_weights(run_dir, steps)
+
+    # Write it, with vocabulary and data as the newest has them. The settings are those of `job` where they are given: a
+    # search may have been chosen after that checkpoint was written.
+    last = used[-1]
+    last_state = last.run_state()
+    used_steps = [checkpoint.step for checkpoint in used]
+    state = replace(last_state, averaged=used_steps, training=None)
+    log.info("averaged the checkpoints of steps: %s", ", ".join(map(str, used_steps)))
+    return commit(
+        run_dir,
+        step=last.step if run_step is None else run_step,
+        tensors={MODEL: mean},
+        state=to_json(state),
+        config=last.config if job is None else to_json(job),
+        averaged=True,
+    )
+
+
+def mean_weights(run_dir: Path, steps: Sequence[int]) -> tuple[dict[str, Tensor], list[Checkpoint]]:
+    """The mean of the weights over these steps, and the checkpoints that went into it.
+
+    Those that are damaged or not finite are left out. Raises CheckpointError if none is sound.
+    """
     # Add up, in float64.
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -55,23 +80,7 @@ def average_checkpoints(
         raise CheckpointError(f"{run_dir}: none of the checkpoints {steps} can be averaged")
 
     # Divide.
-    mean = {name: (total / len(used)).to(dtypes[name]) for name, total in sums.items()}
-
-    # Write it, with vocabulary and data as the newest has them. The settings are those of `job` where they are given: a
-    # search may have been chosen after that checkpoint was written.
-    last = used[-1]
-    last_state = last.run_state()
-    used_steps = [checkpoint.step for checkpoint in used]
-    state = replace(last_state, averaged=used_steps, training=None)
-    log.info("averaged the checkpoints of steps: %s", ", ".join(map(str, used_steps)))
-    return commit(
-        run_dir,
-        step=last.step if run_step is None else run_step,
-        tensors={MODEL: mean},
-        state=to_json(state),
-        config=last.config if job is None else to_json(job),
-        averaged=True,
-    )
+    return {name: (total / len(used)).to(dtypes[name]) for name, total in sums.items()}, used
 
 
 def scheduled_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:

@@ -7,6 +7,7 @@ a missing one and a value of another type. `RunDir` says where each document lie
 import math
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from transformer.config.jobs import TrainJob
@@ -183,6 +184,10 @@ class History:
 
     starts: list[Start] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for mark, later in pairwise(self.marks):
+            require(mark.step < later.step, f"marks of steps {mark.step}, {later.step} are not in order")
 
     def before(self, step: int) -> "History":
         """What was written before a step was taken, which is counted from 1."""

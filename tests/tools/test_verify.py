@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from support.corpora import read, run, step_dir, steps_of, tiny_job, typed_in_a_child, write_corpus
 from support.interventions import before_each_update
@@ -20,7 +21,9 @@ from support.paths import ROOT, TESTS
 from support.ranks import ranks
 from support.resumed_runs import snapshot, stop_at
 from transformer.config.settings import DataConfig
+from transformer.decoding.loading import load
 from transformer.errors import CheckpointError, FindingsError, InputError
+from transformer.files import encode_json
 from transformer.tools.verify.command import Verification, format_verification, require_agreement, verify
 from transformer.tools.verify.job import VerifyJob
 
@@ -189,7 +192,7 @@ def test_verify_of_a_run_of_two_ranks(corpus: DataConfig, tmp_path: Path) -> Non
 def test_verify_allows_for_rounding_under_other_conditions_only(copy: Path) -> None:
     def rounded(history: Any) -> None:
         history["marks"][0]["loss"] *= 1 + 1e-6
-        history["marks"][0]["weights_sha256"] = "0"
+        history["marks"][3]["weights_sha256"] = "0"  # of step 10, which has no checkpoint
 
     edit(copy / "history.json", rounded)
     assert "first the loss of step 4: " in difference(verified(copy))
@@ -213,7 +216,12 @@ def test_verify_of_a_run_of_an_earlier_version(tmp_path: Path, monkeypatch: pyte
     found = verified(Path("old_run"))
     assert (found.step, found.difference) == (100, None)
     assert any(condition.startswith("processor: unknown then") for condition in found.other_conditions)
-    assert [item.name.partition(" of ")[0] for item in found.compared] == ["the loss", "the gradient norm"]
+    assert [item.name.partition(" of ")[0] for item in found.compared] == ["the loss", "the gradient norm", "the text"]
+    assert [left.partition(": ")[0] for left in found.not_compared] == [
+        "the weights in checkpoints/step-00000600",
+        "the moving average in checkpoints/step-00000600",
+        "the weights in averaged",
+    ]
     assert float(found.compared[0].now) == pytest.approx(5.646732590287893, rel=1e-4)
 
     (run_dir / "metrics.jsonl").unlink()
@@ -263,6 +271,89 @@ def test_verify_finds_that_the_weights_of_init_from_have_changed(
         verified(run_dir)
 
 
+def change_a_weight(folder: Path, kind: str = "model") -> None:
+    """As somebody does who has other weights pass for those of the training: with a manifest that fits them."""
+    path = folder / f"{kind}.safetensors"
+    weights = load_file(path)
+    weights[min(weights)].view(-1)[0] += 0.5
+    save_file(weights, path)
+    found = {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    manifest = read(folder / "MANIFEST.json")
+    manifest["files"][path.name] = found
+    (folder / "MANIFEST.json").write_bytes(encode_json(manifest))
+
+
+@pytest.mark.parametrize("steps", ["4", "all"])
+@pytest.mark.parametrize("name", ["checkpoints/step-00000008", "averaged"])
+def test_verify_finds_other_weights_than_those_of_the_training(name: str, steps: str, copy: Path) -> None:
+    change_a_weight(copy / name)
+    load(copy, checkpoint="averaged" if name == "averaged" else "step-8")
+    assert f"not the same again, first the weights in {name}: " in difference(verified(copy, steps))
+
+
+def test_verify_finds_another_moving_average(corpus: DataConfig, tmp_path: Path) -> None:
+    run_dir = run(tiny_job(tmp_path / "a", corpus, ema_decay=0.9, average=1))
+    last = "checkpoints/step-00000012"
+    assert verified(run_dir, "all").is_exact
+    found = verified(run_dir, "4")
+    assert found.is_exact
+    assert f"the moving average in {last}: it is repeated by steps=all alone" in found.not_compared
+    change_a_weight(run_dir / last, "ema")
+    assert f"first the moving average in {last}: " in difference(verified(run_dir, "all"))
+
+
+def test_verify_names_weights_that_it_cannot_compare(copy: Path) -> None:
+    edit(copy / "history.json", lambda history: history["marks"].pop(0))
+    shutil.rmtree(step_dir(copy, 8))
+    found = verified(copy)
+    assert found.is_exact
+    assert found.not_compared == [
+        "the weights in checkpoints/step-00000004: history.json has no mark of step 4",
+        "the weights in averaged: not all of the steps 4, 8, 12 are there; it is repeated by steps=all alone",
+    ]
+    assert f"not compared: {found.not_compared[0]}\n" in format_verification(found)
+    change_a_weight(copy / "averaged")
+    assert "first the weights in averaged: " in difference(verified(copy, "all"))
+
+
+def test_verify_finds_another_dev_set(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "corpus")
+    run_dir = run(tiny_job(tmp_path / "a", data, max_steps=4, average=1))
+    path = Path(str(data.dev.tgt))
+    path.write_bytes(path.read_bytes().replace(b"eins", b"zwei", 1))
+    for steps in ("4", "all"):
+        assert "first the text of data.dev: " in difference(verified(run_dir, steps))
+
+
+@pytest.mark.parametrize("field", ["loss", "nll", "bleu", "chrf"])
+def test_verify_finds_another_validation(field: str, copy: Path) -> None:
+    edit(copy / "results.json", lambda results: results["validations"][1].update({field: 1e-9}))
+    assert re.search(
+        rf"first the dev {field} of step \d+: 1e-09 then", difference(verified(copy, "all")), re.IGNORECASE
+    )
+
+
+def test_verify_of_a_run_that_was_given_again_with_fewer_steps(copy: Path, corpus: DataConfig) -> None:
+    run(tiny_job(copy, corpus, max_steps=5))
+    assert read(copy / "run.json")["config"]["train"]["max_steps"] == 5
+    for steps in ("4", "50", "all"):
+        assert verified(copy, steps).is_exact
+
+
+def test_verify_names_marks_that_no_training_comes_to(copy: Path) -> None:
+    edit(copy / "history.json", lambda history: history["marks"].append({**history["marks"][-1], "step": 10**9}))
+    found = verified(copy)
+    assert (found.step, found.is_exact) == (12, True)
+    assert found.not_compared == ["the mark of step 1000000000: the run has 12 steps"]
+
+
+def test_verify_takes_no_marks_out_of_order(copy: Path) -> None:
+    """Of which it would have compared the earliest alone."""
+    edit(copy / "history.json", lambda history: history["marks"].reverse())
+    with pytest.raises(CheckpointError, match=r"history\.json.*: marks of steps 12, 10 are not in order"):
+        verified(copy)
+
+
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -274,7 +365,7 @@ def test_verify_ends_with_status_8_where_something_differs(copy: Path) -> None:
     other = typed_in_a_child(*typed, "format=json", cwd=copy.parent)
     assert other.status == 8
     assert "transformer: error: copy: not the same again, first the gradient norm of step 4: 7.5 then" in other.said
-    assert [item["agrees"] for item in json.loads(other.printed)["compared"]] == [True, False, True]
+    assert [item["agrees"] for item in json.loads(other.printed)["compared"]][:3] == [True, False, True]
 
 
 REFUSED = {

@@ -5,6 +5,7 @@ So does one that is killed and goes on: it writes the marks behind its checkpoin
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 
@@ -61,9 +62,14 @@ def add_mark(run: Run, step: Step, result: StepResult) -> None:
 
 
 def digest_weights(model: Transformer) -> str:
+    """The SHA-256 of a model's weights."""
+    return digest_tensors(parameters_by_name(model))
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
     """The SHA-256 of all weights: of each, by sorted name, its name, type and shape as a line, then its bytes."""
     digest = sha256()
-    for name, weight in sorted(parameters_by_name(model).items()):
+    for name, weight in sorted(tensors.items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
         digest.update(_bytes_of(weight))
     return digest.hexdigest()

@@ -2,19 +2,22 @@
 
     run.json, the text -> open_run -> train_loop, up to a mark -> both history.json, side by side -> Verification
 
-It trains in a temporary directory, as `train` does. The run directory stays as it is. Under the conditions of the run,
-all is the same bit for bit. Under others (`CONDITIONS`), sums are rounded otherwise, and numbers may differ by what the
+It trains in a temporary directory, as `train` does. The run directory stays as it is. The weights in it are compared
+with its own history.json, averages with the checkpoints that they are of. Under the conditions of the run, all is the
+same bit for bit. Under others (`CONDITIONS`), sums are rounded otherwise, and numbers may differ by what the
 bounds below allow; then nothing can be said of the last bits, nor of the weights.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from transformer.average import mean_weights
+from transformer.checkpoint import Checkpoint, open_checkpoint
 from transformer.compute import memory_errors_named, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
@@ -25,11 +28,12 @@ from transformer.errors import CheckpointError, FindingsError, InputError, Stopp
 from transformer.evaluation.metrics import METRICS, named
 from transformer.evaluation.sets import write_sets
 from transformer.machine import most_threads
-from transformer.records import Mark, Results, RunRecord, Start
-from transformer.run_dir import DEV, RunDir
+from transformer.records import Mark, Results, RunRecord, Start, Validation
+from transformer.run_dir import DEV, EMA, MODEL, RunDir, list_steps
 from transformer.tools.metrics import read_curves
 from transformer.tools.verify.job import ALL, VerifyJob
 from transformer.training.finish import finish
+from transformer.training.history import digest_tensors
 from transformer.training.loop import train_loop
 from transformer.training.process import process_settings_restored
 from transformer.training.start import Run, open_run
@@ -67,6 +71,7 @@ class Verification:
     step: int  # the last one that was trained again
     other_conditions: list[str]  # than those of the run; none: every bit is to be the same
     compared: list[Compared]
+    not_compared: list[str]  # what of the run was not, and why
 
     @property
     def is_exact(self) -> bool:
@@ -86,6 +91,7 @@ class _Goal:
     step: int  # the last one that is to be trained again
     marks: list[Mark]
     logged: Mark | None  # means over the steps up to it, without weights
+    beyond: list[int]  # steps of marks that no training of the run comes to
 
 
 def verify(job: VerifyJob) -> Verification:
@@ -99,7 +105,8 @@ def verify(job: VerifyJob) -> Verification:
     if not directory.path.is_dir():
         raise InputError(f"{directory.path}: no such run directory")
     record = directory.read_record()
-    goal = _goal(directory, job.steps)
+    record = _with_steps_of(directory, record)
+    goal = _goal(directory, job.steps, most=record.config.train.max_steps)
     results = _results(directory) if job.steps == ALL else None
 
     with (
@@ -118,10 +125,13 @@ def verify(job: VerifyJob) -> Verification:
 
             def compare() -> Verification:
                 others = _other_conditions(_starts(directory, record), run, step=goal.step)
-                compared = [*_compare_marks(goal, run.directory, is_exact=not others)]
+                found = _Findings(is_exact=not others)
+                _compare_marks(found, goal, run.directory, most=record.config.train.max_steps)
+                _compare_weights(found, directory, run.directory, is_whole=results is not None)
+                _compare_dev(found, record, run.directory.read_record())
                 if results is not None and now is not None:
-                    compared += _compare_results(results, now, is_exact=not others)
-                return Verification(str(directory.path), run.progress.step, others, compared)
+                    _compare_results(found, results, now)
+                return Verification(str(directory.path), run.progress.step, others, found.compared, found.left)
 
             return world.share(compare, pack=to_json, unpack=partial(from_json, Verification))
 
@@ -138,15 +148,27 @@ def require_agreement(verification: Verification) -> None:
 # ---- what is repeated -----------------------------------------------------------------------------------------------
 
 
-def _goal(directory: RunDir, steps: str) -> _Goal:
+def _with_steps_of(directory: RunDir, record: RunRecord) -> RunRecord:
+    """The record, with as many steps as the run has: `train.max_steps` may have been lowered when it was finished."""
+    train = record.config.train
+    try:
+        steps = max(train.max_steps, directory.read_results().steps)
+    except CheckpointError:
+        return record
+    return replace(record, config=replace(record.config, train=replace(train, max_steps=steps)))
+
+
+def _goal(directory: RunDir, steps: str, *, most: int) -> _Goal:
     """The marks up to the first one at or after `steps`; the last one, where there is none so late."""
     marks = directory.read_history().marks
+    beyond = [mark.step for mark in marks if mark.step > most]
+    marks = [mark for mark in marks if mark.step <= most]
     if not marks:
         logged = _first_logged(directory)
-        return _Goal(step=logged.step, marks=[], logged=logged)
+        return _Goal(step=logged.step, marks=[], logged=logged, beyond=beyond)
     later = [] if steps == ALL else [mark.step for mark in marks if mark.step >= int(steps)]
     last = min(later, default=marks[-1].step)
-    return _Goal(step=last, marks=[mark for mark in marks if mark.step <= last], logged=None)
+    return _Goal(step=last, marks=[mark for mark in marks if mark.step <= last], logged=None, beyond=beyond)
 
 
 def _first_logged(directory: RunDir) -> Mark:
@@ -248,71 +270,154 @@ def _conditions(start: Start) -> dict[str, str]:
 # ---- whether it is the same -----------------------------------------------------------------------------------------
 
 
-def _compare_marks(goal: _Goal, again: RunDir, *, is_exact: bool) -> Iterator[Compared]:
+@dataclass
+class _Findings:
+    """What is being compared."""
+
+    is_exact: bool  # whether the repetition must come to every bit
+    compared: list[Compared] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)  # what was not compared, and why
+
+    def same(self, name: str, before: object, now: object) -> None:
+        """Compare what is the same under any conditions."""
+        self.compared.append(Compared(name, str(before), str(now), agrees=before == now))
+
+    def bits(self, name: str, before: str, now: str) -> None:
+        """Compare digests of what rounding may change."""
+        self.compared.append(Compared(name, before, now, agrees=not self.is_exact or before == now))
+
+    def number(self, name: str, before: float, now: float, *, bounds: tuple[float, float], step: int) -> None:
+        """Compare numbers of a step; those of one without finite ones agree where neither is finite."""
+        are_nan = math.isnan(before) and math.isnan(now)
+        deviation = 0.0 if before == now or are_nan else abs(now - before) / max(abs(before), 1e-30)
+        bound = 0.0 if self.is_exact else _bound(bounds, step)
+        self.compared.append(Compared(name, repr(before), repr(now), agrees=deviation <= bound, deviation=deviation))
+
+    def score(self, name: str, before: float, now: float, *, bound: float) -> None:
+        """Compare scores, in points."""
+        apart = abs(now - before)
+        agrees = apart <= (0.0 if self.is_exact else bound)
+        self.compared.append(Compared(name, repr(before), repr(now), agrees=agrees, deviation=apart))
+
+
+def _compare_marks(found: _Findings, goal: _Goal, again: RunDir, *, most: int) -> None:
     """Loss, gradient norm and weights at each mark; or what was logged first."""
+    found.left += [f"the mark of step {step}: the run has {most} steps" for step in goal.beyond]
     if goal.logged is not None:
         logged = _first_logged(again)
-        yield from _compare_measured(f"steps 1 to {logged.step}", goal.logged, logged, is_exact=is_exact)
+        _compare_measured(found, f"steps 1 to {logged.step}", goal.logged, logged)
         return
 
     marks = {mark.step: mark for mark in again.read_history().marks}
     for before in goal.marks:
+        if before.step not in marks:  # patience has ended this training before
+            found.same(f"the mark of step {before.step}", "there", "not there")
+            continue
         now = marks[before.step]
-        yield from _compare_measured(f"step {now.step}", before, now, is_exact=is_exact)
-        digests = before.weights_sha256, now.weights_sha256
-        name = f"the weights after step {now.step}"
-        yield Compared(name, *digests, agrees=not is_exact or digests[0] == digests[1])
+        _compare_measured(found, f"step {now.step}", before, now)
+        found.bits(f"the weights after step {now.step}", before.weights_sha256, now.weights_sha256)
 
 
-def _compare_measured(name: str, before: Mark, now: Mark, *, is_exact: bool) -> Iterator[Compared]:
+def _compare_measured(found: _Findings, name: str, before: Mark, now: Mark) -> None:
     """The loss and the gradient norm of a step, or their means over some."""
-    loss_bound = _bound(LOSS_BOUNDS, now.step, is_exact=is_exact)
-    norm_bound = _bound(NORM_BOUNDS, now.step, is_exact=is_exact)
-    yield _compare_numbers(f"the loss of {name}", before.loss, now.loss, bound=loss_bound)
-    yield _compare_numbers(f"the gradient norm of {name}", before.gradient_norm, now.gradient_norm, bound=norm_bound)
+    found.number(f"the loss of {name}", before.loss, now.loss, bounds=LOSS_BOUNDS, step=now.step)
+    norms = before.gradient_norm, now.gradient_norm
+    found.number(f"the gradient norm of {name}", *norms, bounds=NORM_BOUNDS, step=now.step)
 
 
-def _bound(bounds: tuple[float, float], step: int, *, is_exact: bool) -> float:
-    """How far apart, relatively, a number of a step may be."""
-    if is_exact:
-        return 0.0
+def _bound(bounds: tuple[float, float], step: int) -> float:
+    """How far apart, relatively, a number of a step may be under other conditions."""
     early, late = bounds
     share = min(1.0, max(0.0, (step - EARLY) / (LATE - EARLY)))
     return float(early * (late / early) ** share)
 
 
-def _compare_numbers(name: str, before: float, now: float, *, bound: float) -> Compared:
-    """Two numbers; those of a step without finite ones agree where neither is finite."""
-    are_nan = math.isnan(before) and math.isnan(now)
-    deviation = 0.0 if before == now or are_nan else abs(now - before) / max(abs(before), 1e-30)
-    return Compared(name, repr(before), repr(now), agrees=deviation <= bound, deviation=deviation)
+def _compare_weights(found: _Findings, directory: RunDir, again: RunDir, *, is_whole: bool) -> None:
+    """The weights that `translate` loads: those of the checkpoints, their moving averages, and the average of some.
+
+    A checkpoint is compared with the mark of its step, which a repetition up to there confirms; an average with the
+    checkpoints that it is of. These are the same bits on any machine.
+    """
+    marks = {mark.step: mark.weights_sha256 for mark in directory.read_history().marks}
+    steps = list_steps(directory.path)
+    for step in steps:
+        checkpoint = open_checkpoint(directory.checkpoint(step))
+        place = f"checkpoints/{checkpoint.path.name}"
+        if step in marks:
+            found.same(f"the weights in {place}", marks[step], digest_tensors(checkpoint.tensors(MODEL)))
+        else:
+            found.left.append(f"the weights in {place}: {directory.history.name} has no mark of step {step}")
+        if checkpoint.holds(EMA):
+            _compare_moving_average(found, f"the moving average in {place}", checkpoint, again, is_whole=is_whole)
+
+    if not directory.averaged.is_dir():
+        return
+    average = open_checkpoint(directory.averaged)
+    averaged = average.run_state().averaged
+    name = "the weights in averaged"
+    if averaged and set(averaged) <= set(steps):
+        mean, _ = mean_weights(directory.path, averaged)
+        found.same(name, digest_tensors(mean), digest_tensors(average.weights()))
+    elif is_whole:
+        repeated = open_checkpoint(again.averaged)
+        found.bits(name, digest_tensors(average.weights()), digest_tensors(repeated.weights()))
+    else:
+        shown = ", ".join(map(str, averaged))
+        found.left.append(f"{name}: not all of the steps {shown} are there; it is repeated by steps={ALL} alone")
 
 
-def _compare_results(before: Results, now: Results, *, is_exact: bool) -> Iterator[Compared]:
-    """How long it was trained, what was averaged, and the scores."""
-    facts = [("the steps of the whole run", before.steps, now.steps), ("averaged", before.averaged, now.averaged)]
-    for name, then, here in facts:
-        yield Compared(name, str(then), str(here), agrees=then == here)
+def _compare_moving_average(
+    found: _Findings, name: str, checkpoint: Checkpoint, again: RunDir, *, is_whole: bool
+) -> None:
+    """That of a step, with the repeated one: no mark has its digest."""
+    if not is_whole:
+        found.left.append(f"{name}: it is repeated by steps={ALL} alone")
+    elif checkpoint.step not in list_steps(again.path):
+        found.left.append(f"{name}: the repeated training keeps no checkpoint of step {checkpoint.step}")
+    else:
+        repeated = open_checkpoint(again.checkpoint(checkpoint.step))
+        found.bits(name, digest_tensors(checkpoint.tensors(EMA)), digest_tensors(repeated.tensors(EMA)))
+
+
+def _compare_dev(found: _Findings, before: RunRecord, now: RunRecord) -> None:
+    """The text by which checkpoints are chosen; that of the training was compared before it began."""
+    if before.dev_digest is None:
+        found.left.append("the text of data.dev: a run of this version does not say what it was")
+    else:
+        found.same("the text of data.dev", before.dev_digest, now.dev_digest)
+
+
+def _compare_results(found: _Findings, before: Results, now: Results) -> None:
+    """How long it was trained, how it was validated, what was averaged, and the scores."""
+    found.same("the steps of the whole run", before.steps, now.steps)
+    found.same("averaged", before.averaged, now.averaged)
+
+    validations = {validation.step: validation for validation in now.validations}
+    for then in before.validations:
+        if then.step in validations:
+            _compare_validations(found, then, validations[then.step])
+        else:
+            found.left.append(f"the validation of step {then.step}: by train.validate_every there is none now")
 
     tested = {**before.test_sets, **({} if before.dev is None else {DEV: before.dev})}
     again = {**now.test_sets, **({} if now.dev is None else {DEV: now.dev})}
     for name, scores in tested.items():
         if name not in again or before.test_digest != now.test_digest:
-            yield Compared(f"the text of data.test.{name}", "what was scored", "changed", agrees=False)
+            found.same(f"the text of data.test.{name}", "what was scored", "changed")
             continue
         scores_again = named(again[name])
-        for field, score in named(scores).items():
-            if field not in scores_again:  # of another package, and not measured: the log says so
-                continue
-            here = scores_again[field].value
-            apart = abs(here - score.value)
-            yield Compared(
-                f"{score.name} of {name}",
-                repr(score.value),
-                repr(here),
-                agrees=apart <= (0.0 if is_exact else _score_bound(field, score.value)),
-                deviation=apart,
-            )
+        for field_name, score in named(scores).items():
+            if field_name in scores_again:  # else it is of another package, and not measured: the log says so
+                bound = _score_bound(field_name, score.value)
+                found.score(f"{score.name} of {name}", score.value, scores_again[field_name].value, bound=bound)
+
+
+def _compare_validations(found: _Findings, before: Validation, now: Validation) -> None:
+    step = now.step
+    found.number(f"the dev loss of step {step}", before.loss, now.loss, bounds=LOSS_BOUNDS, step=step)
+    found.number(f"the dev nll of step {step}", before.nll, now.nll, bounds=LOSS_BOUNDS, step=step)
+    found.score(f"the dev BLEU of step {step}", before.bleu, now.bleu, bound=SCORE_BOUND)
+    found.score(f"the dev chrF of step {step}", before.chrf, now.chrf, bound=SCORE_BOUND)
 
 
 def _score_bound(field: str, value: float) -> float:
@@ -332,6 +437,7 @@ def format_verification(verification: Verification) -> str:
         else:
             apart = "" if item.deviation is None else f", {item.deviation:.1e} apart"
             lines.append(f"{item.name}: {item.before} then, {item.now} now{apart}")
+    lines += [f"not compared: {left}" for left in verification.not_compared]
     lines += [f"another condition: {condition}" for condition in verification.other_conditions]
 
     place = f"{verification.run_dir}, steps 1 to {verification.step}"
