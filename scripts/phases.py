@@ -27,10 +27,10 @@ DEMO = PACKAGE.parent / "data" / "demo"
 # The phases, each by the functions whose calls it consists of.
 PHASES = {
     "train_step": {"train_step"},
-    "between two steps": {"_record_step", "_read_device", "_log"},
+    "between two steps": {"_record_step", "_read_device", "Monitor.stepped", "Monitor.log"},
     "open_run": {"open_run"},
     "_validate": {"_validate"},
-    "_commit": {"_commit"},
+    "save": {"save"},
     "finish": {"finish"},
     "load": {"load"},
     "translate": {"Translator.translate"},
