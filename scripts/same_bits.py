@@ -3,8 +3,8 @@
     python scripts/same_bits.py HEAD~1 HEAD
     python scripts/same_bits.py A B --steps 300 train.precision=fp32      further settings are those of `train`
 
-Exit status 0 if every weight is the same to the last bit and so are the scores, else 1. Each commit is checked out into a
-temporary folder, and runs with the packages that are installed.
+Exit status 0 if every weight is the same to the last bit and so are the scores, else 1. Each commit is checked out
+into a temporary folder, and runs with the packages that are installed.
 """
 
 import argparse
