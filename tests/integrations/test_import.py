@@ -71,6 +71,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
 Saved = Callable[[str], tuple[Path, Any, Path]]
 
 
+def edit_json(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(read(path) | values), encoding="utf-8")
+
+
 def translator_of(run_dir: Path, precision: Precision = Precision.fp64) -> Translator:
     return load_translator(run_dir, checkpoint="auto", search=SearchOverride(), device=Device.cpu, precision=precision)
 
@@ -186,6 +190,54 @@ def test_import_computes_their_logits(variant: str, saved: Saved) -> None:
         torch.testing.assert_close(
             ours.log_softmax(1)[:, classes], theirs[:, columns].log_softmax(1), rtol=0, atol=1e-9
         )
+
+
+def test_import_has_biases_of_attention_where_that_of_the_output_is_zero(tmp_path: Path) -> None:
+    """As of a model trained from nothing with `transformers`, to which the output's is no parameter."""
+    model = save(tmp_path / "saved", VARIANTS["another start"])
+    model.final_logits_bias.zero_()
+    model.save_pretrained(tmp_path / "saved")
+    import_model(str(tmp_path / "saved"), tmp_path / "run", key="from")
+    translator = translator_of(tmp_path / "run")
+    of_source, of_target = (their_ids(tmp_path / "saved", translator.tokenizers, side=side) for side in (0, 1))
+    [source] = translator.tokenizers.source.encode(sentences(ENGLISH, 1, seed=5))
+    [target] = translator.tokenizers.target.encode(sentences(GERMAN, 1, seed=6))
+    with torch.no_grad():
+        ours = our_logits(translator.model, [*source, EOS], [BOS, *target])
+        theirs = forced(model.double(), [of_source[i] for i in [*source, EOS]], [of_target[i] for i in [BOS, *target]])
+    torch.testing.assert_close(ours, theirs[:, of_target], rtol=0, atol=1e-9)
+
+
+def test_import_takes_their_beam_and_a_penalty_that_grows_like_theirs(saved: Saved, tmp_path: Path) -> None:
+    """At 25 tokens |Y|^1 and ((5 + |Y|) / 6)^1.2 grow alike: the slopes of their logarithms, 1/25 and 1.2/30."""
+    folder = Path(shutil.copytree(saved("OPUS-MT")[0], tmp_path / "saved"))
+    for exponent, alpha in ((1.0, 1.2), (0.5, 0.6), (0.0, 0.0)):
+        edit_json(folder / "generation_config.json", num_beams=6, length_penalty=exponent)
+        assert read_marian(folder).search == SearchConfig(beam_size=6, length_penalty=alpha)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_import_names_what_changes_their_translations_and_is_not_done(
+    name: str, saved: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Older models have such keys in config.json."""
+    folder = Path(shutil.copytree(saved("OPUS-MT")[0], tmp_path / "saved"))
+    padding = read(folder / "config.json")["pad_token_id"]
+    if name == "config.json":
+        (folder / "generation_config.json").unlink()
+    nothing: dict[str, Any] = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": None}
+    edit_json(folder / name, **nothing, min_length=0, do_sample=False, bad_words_ids=[[padding]])
+    read_marian(folder)
+    assert caplog.text == ""
+
+    something: dict[str, Any] = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "suppress_tokens": [7]}
+    edit_json(folder / name, **something, min_length=4, do_sample=True, bad_words_ids=[[padding], [5, 6]])
+    read_marian(folder)
+    (said,) = caplog.messages
+    assert said == (
+        f"{folder / name}: translations will differ where these count, which are not done here: bad_words_ids, "
+        "do_sample, min_length, no_repeat_ngram_size, repetition_penalty, suppress_tokens"
+    )
 
 
 @every_variant

@@ -111,6 +111,19 @@ def test_judge_gives_the_paths_of_the_texts_to_a_program(tmp_path: Path) -> None
     assert not Path(arguments[-1]).parent.exists(), "its folder is gone"
 
 
+TIMED = """
+import json, sys
+with open(sys.argv[2], "w") as file:
+    json.dump({"seconds": 12.5, "scores": [1.0, 2.0, 6.0], "system": 0.6}, file)
+"""
+
+
+def test_judge_takes_neither_of_two_numbers_for_the_system_s_score(tmp_path: Path) -> None:
+    """Which of them it is, nobody says: it is the mean of the segments."""
+    found = judge(command_of(tmp_path, TIMED, "{hyp} {out}"), TEXT, seconds=60)
+    assert (found.segments, found.system) == ([1.0, 2.0, 6.0], 3.0)
+
+
 EXITS = "import sys; sys.exit(2 * (sys.argv[1:4] == ['$(touch', 'pwned)', ';']))"
 
 

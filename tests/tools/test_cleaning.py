@@ -23,6 +23,7 @@ def words(letters: str, seed: int) -> list[str]:
     return ["".join(draw.choices(letters, k=5)) for _ in range(60)]
 
 
+TO_TARGET = str.maketrans("abcdefghik", "lmnoprstuv")
 SOURCE, TARGET = words("abcdefghik", 1), words("lmnoprstuv", 2)
 
 
@@ -107,6 +108,39 @@ def test_find_faults_without_enough_to_learn_alignment_from_says_so(caplog: pyte
     pairs = corpus(100)
     assert list(find_faults(lambda: pairs, [Detector.alignment], ("en", "de"))) == [None] * 100
     assert "alignment drops nothing" in caplog.text
+
+
+def test_find_faults_asks_no_pair_about_itself() -> None:
+    """A wrong pair with rare words would have taught the lexicon that these translate each other."""
+    draw = random.Random(5)
+    rare = ["".join(draw.choices("abcdefghik", k=5)) for _ in range(1_500)]
+    pairs = [
+        (" ".join(rare[n] for n in numbers), " ".join(rare[n].translate(TO_TARGET) for n in numbers))
+        for numbers in ([draw.randrange(1_500) for _ in range(8)] for _ in range(3_000))
+    ]
+    wrong = range(0, 3_000, 10)
+    targets = [target for _, target in pairs]
+    for line in wrong:
+        pairs[line] = (pairs[line][0], targets[(line + 1_505) % 3_000])
+    found = list(find_faults(lambda: pairs, [Detector.alignment], ("en", "de")))
+    assert sum(found[line] is not None for line in wrong) > 0.7 * len(wrong)
+    assert sum(fault is not None for fault in found) < 1.1 * len(wrong)
+
+
+def test_prepare_counts_a_pair_under_the_first_reason_to_drop_it(tmp_path: Path) -> None:
+    """A copy that comes twice: the second one is a duplicate, whatever a detector thinks of it."""
+    data = write_corpus(tmp_path)
+    draw = random.Random(4)
+    pairs = [spell(draw.randrange(10) for _ in range(8)) for _ in range(600)]
+    pairs[7] = pairs[20] = (pairs[20][0], pairs[20][0])
+    data.train = write_pair(tmp_path, "noisy", pairs)
+    job = tiny_job(tmp_path / "run", data)
+    job.data.filter.drop_duplicates = True
+    job.data.filter.doctor = [Detector.copies]
+    assert {reason: count for reason, count in prepare(job).report.dropped.items() if count} == {
+        "duplicate": 1,
+        "copies": 1,
+    }
 
 
 def test_prepare_drops_what_the_detectors_find(tmp_path: Path) -> None:

@@ -108,6 +108,12 @@ def test_pairs_know_the_usual_lengths_of_two_languages() -> None:
     assert counted == {"kept": 3, "lengths": 1}
 
 
+def test_pairs_keep_a_share_of_those_of_usual_length() -> None:
+    """Of five, the three most probable; three of another length, more probable than all of them, take no place."""
+    rows = [(SOURCE, translated(TARGET, -1.0 - n)) for n in range(5)] + [(SOURCE, translated("a set", 0.0))] * 3
+    assert chosen(TSV, [rows])[1] == {"kept": 3, "improbable": 2, "lengths": 3}
+
+
 def test_pairs_of_nothing_are_none() -> None:
     assert chosen(TSV, []) == ("de\ten\tmean_log_prob\n", {})
     assert chosen(Pairs(0.5, LineFormat.jsonl, ("de", "en")), [[]]) == ("", {})

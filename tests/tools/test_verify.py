@@ -206,6 +206,14 @@ def test_verify_allows_for_rounding_under_other_conditions_only(copy: Path) -> N
     assert "as far as can be said under other conditions" in format_verification(found)
 
 
+def test_verify_names_other_threads_as_a_condition(copy: Path) -> None:
+    """On which the order of sums depends: then nothing can be said of the last bits."""
+    edit(copy / "history.json", lambda history: history["starts"][0]["resolved"].update(threads=2))
+    edit(copy / "history.json", lambda history: history["marks"][0].update(loss=history["marks"][0]["loss"] + 1e-6))
+    found = verified(copy, "4")
+    assert (found.other_conditions, found.difference) == (["threads: 2 then, 1 now"], None)
+
+
 def test_verify_of_a_run_of_an_earlier_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = Path(shutil.copytree(TESTS / "data" / "run_of_1bd6cd8", tmp_path / "old_run"))
     for name, lines in (("train", 3_000), ("dev", 40), ("test", 40)):

@@ -213,6 +213,8 @@ def build_translator(
             raise ValueError(f"made for another tokenizer than {' and '.join(str(run.path / name) for name in models)}")
         check_size(config, vocab_size, tensors)
         model = Transformer(config, vocab_size)
+        if any(tensor.dtype is torch.float64 for tensor in tensors.values()):  # which a narrower model would round
+            model = model.double()
         load_parameters(model, tensors)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error

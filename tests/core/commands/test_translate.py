@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.corpora import run_command
-from support.translations import CONFIG, SEARCH, network, sentences, state_of, translator_with
+from support.translations import CONFIG, SEARCH, network, sentences, state_of, translator_with, write_run
 from transformer.average import average
 from transformer.checkpoint import commit, find_checkpoint
 from transformer.config.jobs import AverageJob, EvaluateJob, ScoredText, TrainJob, TranslateJob
@@ -902,3 +902,17 @@ def test_evaluate_without_sets(run_dir: Path) -> None:
             evaluate(evaluation(run_dir))
     finally:
         (run_dir / "elsewhere").rename(run_dir / "hypotheses")
+
+
+def test_load_translator_keeps_weights_of_float64(spm: bytes, tmp_path: Path) -> None:
+    """As a run trained in fp64 has them, which no float32 holds; in other precisions they are rounded once."""
+    run_dir = write_run(tmp_path / "run", spm, seed=1)
+    exact = {name: weight.double() / 3 for name, weight in find_checkpoint(run_dir, "last").weights().items()}
+    checkpoint = find_checkpoint(run_dir, "last")
+    commit(run_dir, step=2, tensors={"model": exact}, state=checkpoint.state, config=checkpoint.config)
+    for precision, dtype in ((Precision.fp64, torch.float64), (Precision.fp32, torch.float32)):
+        translator = load_translator(
+            run_dir, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=precision
+        )
+        for name, weight in parameters_by_name(translator.model).items():
+            assert torch.equal(weight, exact[name].to(dtype)), name

@@ -14,7 +14,7 @@ import pytest
 from support.paths import CORPORA, needs_corpora
 from transformer.data.chapters import chapter_pairs
 from transformer.data.corpus import read_pairs
-from transformer.data.plan import packed_capacities, plan_chapter, split_step
+from transformer.data.plan import packed_capacities, plan_chapter, slots_for, split_step
 from transformer.data.store import Mixture, StoredLengths
 from transformer.errors import InputError
 from transformer.seeding import seed_for
@@ -500,3 +500,11 @@ def test_split_step_cuts_once_more_what_does_not_fit_the_capacities_of_another_e
             assert len(parts) == expected
             assert sorted(np.concatenate(parts).tolist()) == sorted(step.tolist())
             assert all((lengths[part].sum(axis=0) <= capacities).all() for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "slots"),
+    [([], (128, 128)), ([(1, 128)], (128, 128)), ([(64, 100), (64, 29)], (128, 256)), ([(256, 257)], (256, 384))],
+)
+def test_slots_for_rounds_up_to_whole_blocks_alone(lengths: list[tuple[int, int]], slots: tuple[int, int]) -> None:
+    assert slots_for(np.array(lengths, dtype=np.int32).reshape(-1, 2)) == slots

@@ -92,6 +92,14 @@ def test_compare_takes_rounding_for_what_it_is(name: str, share: float, half: bo
         compare(found, plain, TOLERANCES[half])
 
 
+@pytest.mark.parametrize(("factor", "is_close"), [(1.02, True), (1.1, False), (0.9, False)])
+def test_compare_sees_a_matrix_whose_gradient_is_too_large(factor: float, is_close: bool) -> None:
+    """In half precision, as a wrong factor in a kernel makes it: nearer than rounding is, but all in one direction."""
+    plain = Gradient(2.0, {"matrix": torch.tensor([[3.0, 4.0], [0.0, 0.0]])})
+    with nullcontext() if is_close else pytest.raises(DeviatesError, match=r"and its norm by 0\.1$"):
+        compare(Gradient(2.0, {"matrix": factor * plain.by_name["matrix"]}), plain, TOLERANCES[True])
+
+
 def test_compare_leaves_out_a_gradient_that_is_next_to_nothing() -> None:
     plain = Gradient(2.0, {"vector": torch.tensor([1e-6, 0.0]), "matrix": torch.tensor([[3.0, 4.0], [0.0, 0.0]])})
     compare(Gradient(2.0, plain.by_name | {"vector": torch.tensor([0.0, 1e-6])}), plain, TOLERANCES[True])

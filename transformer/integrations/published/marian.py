@@ -11,8 +11,9 @@ is the row of BOS, and PAD has a new one; the biases of both leave them no proba
 Marian, and of `transformers` once padding is taken out.
 """
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,31 @@ FILES = (
     *(WEIGHTS, PICKLE),
 )
 
+log = logging.getLogger(__name__)
+
 NO_PROBABILITY = -100.0  # the bias of a class that Marian does not have
 USUAL_LENGTH = 25.0  # tokens of a translation, at which their length penalty and ours grow alike
+
+# Settings of `generate` that change translations and that no search here has; each with what changes nothing.
+UNDONE: dict[str, object] = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "diversity_penalty": 0.0,
+    "do_sample": False,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "forced_bos_token_id": None,
+    "forced_decoder_ids": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+}
 
 ACTIVATIONS = {
     "relu": Activation.relu,
@@ -220,9 +244,24 @@ def _search_config(folder: Path, settings: _Settings) -> SearchConfig:
     path = folder / GENERATION
     of_search = _Settings.read(path) if path.exists() else settings
     beam_size = max(1, min(MOST_BEAM, of_search.number("num_beams", default=1)))
+    _name_undone(of_search, banned=(settings.values.get("pad_token_id"), settings.values.get("decoder_start_token_id")))
     exponent = of_search.real("length_penalty", default=1.0)
     alpha = round(exponent * (5.0 + USUAL_LENGTH) / USUAL_LENGTH, 2)
     return SearchConfig(beam_size=beam_size, length_penalty=max(0.0, min(MOST_PENALTY, alpha)))
+
+
+def _name_undone(of_search: _Settings, *, banned: Collection[object]) -> None:
+    """Log the settings of `generate` that change translations and are not done here; `banned` pieces never come."""
+    found = {key: of_search.values.get(key) for key in UNDONE}
+    words = found["bad_words_ids"]
+    if isinstance(words, list):
+        found["bad_words_ids"] = [word for word in words if word not in [[index] for index in banned]]
+    if named := [key for key, value in sorted(found.items()) if value and value != UNDONE[key]]:
+        log.warning(
+            "%s: translations will differ where these count, which are not done here: %s",
+            of_search.path,
+            ", ".join(named),
+        )
 
 
 # ---- vocabularies ---------------------------------------------------------------------------------------------------
