@@ -96,6 +96,13 @@ REPORTED = (
         f"{DAMAGE}[be_another_step]",
     ),
     Mutant(
+        "a start of zeros is trained by what the output learns",
+        "model/layers.py",
+        "            gradient[row].zero_()",
+        "            pass",
+        "core/unit/test_step.py::test_train_step_never_moves_a_start_of_zeros",
+    ),
+    Mutant(
         "a file is synced before it is written",
         "files.py",
         "        rest = memoryview(data)\n        while rest:\n            rest = rest[os.write(file, rest) :]\n"

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 PAD, UNK, BOS, EOS = range(4)
 
+NEVER = (PAD, BOS)  # what no model has a reason to predict: under `model.start=zeros` it cannot
+NO_PROBABILITY = -100.0  # the logit of what it cannot predict
+
 
 class VocabSizes(NamedTuple):
     """How many pieces there are where source and target have a vocabulary each."""

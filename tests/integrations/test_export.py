@@ -37,6 +37,7 @@ from transformer.config.settings import (
     Score,
     SearchConfig,
     SearchOverride,
+    Start,
     TargetTokenizerConfig,
     TokenizerConfig,
 )
@@ -90,6 +91,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "GELU": {"activation": Activation.gelu},
     "swish": {"activation": Activation.swish},
     "biases": {"biases": True},
+    "zeros": {"start": Start.zeros},
+    "zeros, biases, untied": {"start": Start.zeros, "biases": True, "tie_embeddings": False},
+    "Marian's": {"start": Start.zeros, "positions": Positions.marian, "activation": Activation.swish},
     "biases, three heads": {"biases": True, "n_heads": 3, "d_k": 5, "d_v": 8, "tie_embeddings": False},
     "deep encoder": {"n_layers": 3, "n_decoder_layers": 1},
     "everything": {
@@ -114,6 +118,7 @@ REFUSED = {
     ("everything", Target.ctranslate2): "model.score=additive",
     ("everything", Target.marian): "model.score=additive",
     ("all that CTranslate2 has", Target.marian): "model.norm=pre",
+    ("Marian's", Target.marian): "model.positions=marian",
 }
 # What goes to Argos is what goes to CTranslate2, in a package.
 CELLS = [(variant, target) for variant in VARIANTS for target in FORMATS if target is not Target.argos]
@@ -165,6 +170,11 @@ def random_translator(config: ModelConfig, tokenizer: bytes | Tokenizers, seed: 
             parameter.add_(0.2 * torch.randn_like(parameter))
         model.output[PAD] = 0.0  # never produced by ours: let them be improbable to others, too
         model.output[BOS] *= 0.1
+        if config.start is Start.zeros:  # which training leaves alone
+            model.target_embedding.matrix[[PAD, BOS]] = 0.0
+            model.output[[PAD, BOS]] = 0.0
+            assert model.output_bias is not None
+            model.output_bias[[PAD, BOS]] = -100.0
 
         # A hidden state is spread around the bias of the last norm: translations shall end.
         norms = [weight for name, weight in model.named_parameters() if name.endswith("norm.bias")]

@@ -29,6 +29,7 @@ from transformer.config.settings import (
     Precision,
     SearchConfig,
     SearchOverride,
+    Start,
 )
 from transformer.data.tokenizer import Tokenizers
 from transformer.decoding.loading import load_translator
@@ -268,13 +269,30 @@ def test_import_translates_as_generate_does(variant: str, saved: Saved) -> None:
     assert compared >= len(sources)
 
 
+@every_variant
+def test_import_starts_from_zeros_where_marian_does(variant: str, saved: Saved) -> None:
+    _, _, run_dir = saved(variant)
+    model = read(run_dir / "averaged" / "config.json")["model"]
+    assert model["start"] == ("learned" if variant == "another start" else "zeros")
+
+
+def test_import_takes_a_start_that_was_trained_as_it_is(saved: Saved, tmp_path: Path) -> None:
+    """As fine-tuning by `transformers` leaves it: its output moves the row of padding."""
+    folder = Path(shutil.copytree(saved("OPUS-MT")[0], tmp_path / "tuned"))
+    tensors = load_file(folder / "model.safetensors")
+    padding = json.loads((folder / "config.json").read_text("utf-8"))["pad_token_id"]
+    tensors["model.shared.weight"][padding] = 0.5
+    save_file(tensors, folder / "model.safetensors")
+    found = read_marian(folder)
+    assert (found.model.start, found.model.biases) == (Start.learned, True)
+    assert found.weights["embedding"][BOS].eq(0.5).all()
+    assert found.weights["output_bias"][[PAD, BOS]].tolist() == [-100.0, -100.0]
+
+
 def test_import_trains_as_autograd_on_their_model(saved: Saved) -> None:
-    """Three updates of Adam in float64, every weight of theirs to 1e-9; the row of the start trains, too."""
+    """Three updates of Adam in float64, every weight of theirs to 1e-9; the row of the start stays zero in both."""
     folder, model, run_dir = saved("OPUS-MT")
     theirs = copy.deepcopy(model).double().train()
-    for module in theirs.modules():
-        if isinstance(module, torch.nn.Embedding):
-            module.padding_idx = None  # which is their start: they would not train it by its being read
     bias = theirs.final_logits_bias.clone().requires_grad_()  # a buffer of theirs
     theirs.final_logits_bias = torch.zeros_like(bias)
 
@@ -310,6 +328,8 @@ def test_import_trains_as_autograd_on_their_model(saved: Saved) -> None:
         shutil.copy(folder / name, folder_after / name)
     expected_weights = read_marian(folder_after).weights
     for name, weight in parameters_by_name(ours.model).items():
+        if name == "embedding":
+            assert not weight[[PAD, BOS]].any()
         if "W_k.bias" in name:
             continue  # has no gradient but rounding, which Adam makes as large as any other
         torch.testing.assert_close(weight, expected_weights[name], rtol=0, atol=1e-9, msg=name)
@@ -387,12 +407,16 @@ def test_import_in_ctranslate2_translates_as_their_own_converter_has_it(saved: S
     assert found[0] == found[1]
 
 
-def test_import_of_an_export_of_a_run_is_that_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"start": Start.zeros}, {"start": Start.zeros, "biases": True}], ids=["learned", "zeros", "biases"]
+)
+def test_import_of_an_export_of_a_run_is_that_run(changes: dict[str, Any], tmp_path: Path) -> None:
     """There and back: the same settings, tokenizer and weights, bit for bit."""
     data = write_corpus(tmp_path / "corpus")
-    run_dir = run(tiny_job(tmp_path / "run", data, {"activation": Activation.swish}, max_steps=2, average=1))
-    export(ExportJob(run_dir=str(run_dir), to=Target.marian, output=str(tmp_path / "marian"), threads=1))
-    import_model(str(tmp_path / "marian"), tmp_path / "back", key="from")
+    model = {"activation": Activation.swish, **changes}
+    run_dir = run(tiny_job(tmp_path / "run", data, model, max_steps=2, average=1))
+    export(ExportJob(run_dir=str(run_dir), to=Target.marian, output=str(tmp_path / "saved"), threads=1))
+    import_model(str(tmp_path / "saved"), tmp_path / "back", key="from")
     models = [read(path / "averaged" / "config.json")["model"] for path in (run_dir, tmp_path / "back")]
     assert models[0] == models[1]
     for name in ("tokenizer.model", "averaged/model.safetensors"):

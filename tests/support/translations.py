@@ -36,10 +36,12 @@ def sentences(n: int) -> list[str]:
     return [" ".join(draw.choices(WORDS.split(), k=draw.randint(1, 12))) for _ in range(n)]
 
 
-def network(vocab_size: int, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:
+def network(
+    vocab_size: int, seed: int, dtype: torch.dtype = torch.float32, *, config: ModelConfig = CONFIG
+) -> Transformer:
     """Random weights, larger than training would start from: what it writes depends on what it reads."""
     torch.manual_seed(seed)
-    model = Transformer(CONFIG, vocab_size).to(dtype)
+    model = Transformer(config, vocab_size).to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "W_" in name:

@@ -65,6 +65,7 @@ from transformer.config.settings import (
     Positions,
     Precision,
     SearchConfig,
+    Start,
     SweepConfig,
 )
 from transformer.integrations.export.job import ExportJob
@@ -515,6 +516,7 @@ PAPER_BASE = {
     "model.relu_dropout": 0.0,
     "model.norm": Norm.post,
     "model.positions": Positions.sinusoidal,
+    "model.start": Start.learned,
     "model.tie_embeddings": True,
     "data.src_lang": "en",
     "data.tgt_lang": "de",

@@ -43,10 +43,18 @@ class Norm(Enum):
     pre = "pre"
 
 
+class Start(Enum):
+    """What the decoder reads before the first target piece: the learned embedding of BOS, or zeros, as in Marian."""
+
+    learned = "learned"
+    zeros = "zeros"
+
+
 class Positions(Enum):
-    """Sinusoids (section 3.5) or learned positions (Table 3, row E)."""
+    """Sinusoids (section 3.5), those with Marian's frequencies, or learned positions (Table 3, row E)."""
 
     sinusoidal = "sinusoidal"
+    marian = "marian"
     learned = "learned"
 
 
@@ -322,8 +330,16 @@ class ModelConfig:
     norm: Norm = option(
         Norm.post, "where LayerNorm stands: after the residual sum (post), or before the sub-layer (pre)"
     )
-    positions: Positions = option(Positions.sinusoidal, "fixed sinusoids or learned positions")
+    positions: Positions = option(
+        Positions.sinusoidal,
+        "fixed sinusoids, those of Marian, whose frequencies are a little lower, or learned positions",
+    )
     max_positions: int = option(1024, "the longest sentence of the model, in pieces, EOS counted")
+    start: Start = option(
+        Start.learned,
+        "what the decoder reads first: the learned embedding of <s>, or zeros, as in Marian; "
+        "<s> and <pad> have no probability then",
+    )
     tie_embeddings: bool = option(
         True,
         "one matrix for both embeddings and the output projection (paper, section 3.4); with a vocabulary for each "

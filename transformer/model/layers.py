@@ -8,12 +8,14 @@ a search. Packed batches have `(N, D)` where `(B, T, D)` is written, with the to
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transformer.compute import at_least_fp32, to_autocast_dtype
+from transformer.compute import at_least_fp32, is_exporting, to_autocast_dtype
 from transformer.config.settings import Activation, Norm, Positions
 from transformer.kernels.add_norm import can_add_norm, triton_add_norm
 from transformer.kernels.dropout import Dropout, add_dropout
@@ -27,9 +29,33 @@ def sinusoids(n_positions: int, d_model: int) -> Tensor:
     Interleaved, as the paper writes it; other toolkits put all sines first. The table is in torch's default type,
     fp32 in a training of any precision: under fp64 it is off by 3e-8, the same on every rank and device.
     """
+    return _waves(n_positions, d_model, last=d_model // 2)
+
+
+def marian_sinusoids(n_positions: int, d_model: int) -> Tensor:
+    """The same with the frequencies of Marian, and of tensor2tensor: `10000^(-i / (d_model / 2 - 1))`.
+
+    So the last of them is 1 / 10000, and all but the first are a little lower than the paper's.
+    """
+    return _waves(n_positions, d_model, last=max(1, d_model // 2 - 1))
+
+
+def fixed_positions(positions: Positions, n_positions: int, d_model: int) -> Tensor:
+    """The table `(positions, D)` of positions that are not learned."""
+    match positions:
+        case Positions.sinusoidal:
+            return sinusoids(n_positions, d_model)
+        case Positions.marian:
+            return marian_sinusoids(n_positions, d_model)
+        case Positions.learned:
+            raise ValueError("learned positions are weights")
+
+
+def _waves(n_positions: int, d_model: int, *, last: int) -> Tensor:
+    """Sines and cosines in turn, of frequencies `10000^(-i / last)`, as `(positions, D)`."""
     # In float64: a product of a large position and a frequency needs more digits than float32 has.
     position = torch.arange(n_positions, dtype=torch.float64).unsqueeze(1)  # (positions, 1)
-    frequency = 10_000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)  # (D / 2,)
+    frequency = 10_000.0 ** (-torch.arange(d_model // 2, dtype=torch.float64) / last)  # (D / 2,)
     angle = position * frequency  # (positions, D / 2)
 
     # The last dimension of the stack is (sin, cos), so flattening it interleaves them.
@@ -45,25 +71,54 @@ class Embedding(nn.Module):
 
     table: Tensor  # (max_positions, D)
 
-    def __init__(self, matrix: nn.Parameter, positions: Positions, *, max_positions: int, dropout: float) -> None:
+    def __init__(
+        self,
+        matrix: nn.Parameter,
+        positions: Positions,
+        *,
+        max_positions: int,
+        dropout: float,
+        frozen_row: int | None,
+    ) -> None:
         super().__init__()
         d_model = matrix.shape[1]
         self.matrix = matrix
+        self.frozen_row = frozen_row  # of the matrix: reading it gives it no gradient
         self.scale = math.sqrt(d_model)
         self.dropout = Dropout(dropout)
 
-        match positions:
-            case Positions.sinusoidal:
-                self.register_buffer("table", sinusoids(max_positions, d_model), persistent=False)
-            case Positions.learned:
-                self.table = nn.Parameter(torch.empty(max_positions, d_model))
-                nn.init.normal_(self.table, std=d_model**-0.5)
+        if positions is Positions.learned:
+            self.table = nn.Parameter(torch.empty(max_positions, d_model))
+            nn.init.normal_(self.table, std=d_model**-0.5)
+        else:
+            self.register_buffer("table", fixed_positions(positions, max_positions, d_model), persistent=False)
 
     def forward(self, tokens: Tensor, positions: Tensor | int) -> Tensor:
         """Ids `(B, T)` and their positions, a tensor that broadcasts against them or one number -> `(B, T, D)`."""
-        rows = F.embedding(tokens, self.matrix)  # (B, T, D)
+        rows = F.embedding(tokens, self.matrix, self.frozen_row)  # (B, T, D)
         x = torch.add(self.table[positions], rows, alpha=self.scale)  # position + scale * row, in one pass
         return self.dropout(x)
+
+
+def frozen(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """The tensor itself, of which these rows are given no gradient."""
+    if not (torch.is_grad_enabled() and tensor.requires_grad) or is_exporting():
+        return tensor
+    return _Frozen.apply(tensor, rows)  # type: ignore[no-untyped-call]
+
+
+class _Frozen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, rows: Sequence[int]) -> Tensor:
+        ctx.rows = rows
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.clone()  # autograd's own must stay as it is
+        for row in ctx.rows:
+            gradient[row].zero_()  # an index of several would be sent to the device, which a captured graph forbids
+        return gradient, None
 
 
 class FeedForward(nn.Module):

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer.compute import to_autocast_dtype
-from transformer.config.settings import ModelConfig, Norm
+from transformer.config.settings import ModelConfig, Norm, Start
 from transformer.cost import count_parameters
 from transformer.kernels.linear import apply_linear
 from transformer.layout import Layout, Mask, Padded
 from transformer.model.attention import KeyValueCache, MultiHeadAttention
-from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward
-from transformer.vocabulary import VocabSize, VocabSizes, source_size, target_size
+from transformer.model.layers import DecoderLayer, Embedding, EncoderLayer, FeedForward, frozen
+from transformer.vocabulary import BOS, NEVER, NO_PROBABILITY, VocabSize, VocabSizes, source_size, target_size
 
 _FIRST_POSITIONS = 16  # a cache has room for so many at first, and doubles whenever it is full
 
@@ -117,16 +117,23 @@ class Transformer(nn.Module):
             has_own_source = isinstance(vocab_size, VocabSizes)
             source_matrix = self._matrix(self.source_vocab_size) if has_own_source else self.embedding
             self.source_embedding = self._embedding(source_matrix)
-            self.target_embedding = self._embedding(self.embedding)
+            self.target_embedding = self._embedding(self.embedding, is_target=True)
             self.output = self.embedding
         else:
             source_matrix = self._matrix(self.source_vocab_size)
             target_matrix = self._matrix(self.vocab_size)
             output_matrix = self._matrix(self.vocab_size)
             self.source_embedding = self._embedding(source_matrix)
-            self.target_embedding = self._embedding(target_matrix)
+            self.target_embedding = self._embedding(target_matrix, is_target=True)
             self.output = output_matrix
-        self.output_bias = nn.Parameter(torch.zeros(self.vocab_size)) if config.biases else None
+        starts_from_zeros = config.start is Start.zeros
+        bias = torch.zeros(self.vocab_size)
+        if config.biases:
+            self.output_bias = nn.Parameter(bias)
+        else:  # a start of zeros has one that is fixed
+            self.register_buffer("output_bias", bias if starts_from_zeros else None, persistent=False)
+        if starts_from_zeros:
+            self._freeze_start()
 
         self.encoder = nn.ModuleList(self._encoder_layer() for _ in range(config.n_layers))
         self.decoder = nn.ModuleList(self._decoder_layer() for _ in range(config.decoder_layers))
@@ -180,7 +187,15 @@ class Transformer(nn.Module):
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Hidden states `(..., D)` -> logits `(..., V)`: the paper's pre-softmax map has no bias (section 3.4)."""
-        return apply_linear(hidden, self.output, self.output_bias)
+        return apply_linear(hidden, *self.output_map())
+
+    def output_map(self) -> tuple[Tensor, Tensor | None]:
+        """The matrix `(V, D)` and the bias `(V,)` of the pre-softmax map; their frozen rows are given no gradient."""
+        if self.config.start is Start.learned:
+            return self.output, self.output_bias
+
+        assert self.output_bias is not None
+        return frozen(self.output, NEVER), frozen(self.output_bias, NEVER)
 
     # ---- one target position after the other, as in a search
 
@@ -236,13 +251,28 @@ class Transformer(nn.Module):
         nn.init.normal_(matrix, std=self.config.d_model**-0.5)  # times sqrt(d_model): embeddings of unit variance
         return matrix
 
-    def _embedding(self, matrix: nn.Parameter) -> Embedding:
+    def _embedding(self, matrix: nn.Parameter, *, is_target: bool = False) -> Embedding:
+        starts_from_zeros = is_target and self.config.start is Start.zeros
         return Embedding(
             matrix,
             self.config.positions,
             max_positions=self.config.max_positions,
             dropout=self.config.dropout,
+            frozen_row=BOS if starts_from_zeros else None,
         )
+
+    def _freeze_start(self) -> None:
+        """Marian's start: zeros in place of an embedding of BOS. Marian has no such piece, nor PAD: none is predicted.
+
+        Their rows are zeros in the embedding and in the output, and so their logit is their bias. As they are given no
+        gradient, they stay so.
+        """
+        rows = list(NEVER)
+        assert self.output_bias is not None
+        with torch.no_grad():
+            self.target_embedding.matrix[rows] = 0.0
+            self.output[rows] = 0.0
+            self.output_bias[rows] = NO_PROBABILITY
 
     def _attention(self) -> MultiHeadAttention:
         return MultiHeadAttention(

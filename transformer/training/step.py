@@ -65,8 +65,7 @@ class Objective(nn.Module):
         No logits are computed for padding. They are for the few empty slots of a packed batch, whose loss is 0.
         """
         hidden = self._hidden(batch) if self._compiled is None else self._compiled(batch)  # (N, D)
-        matrix = self.model.output
-        bias = self.model.output_bias
+        matrix, bias = self.model.output_map()
         targets = batch.target_out
         if self.loss_rows is None:
             return linear_cross_entropy(hidden, matrix, targets, bias=bias, label_smoothing=self.label_smoothing)

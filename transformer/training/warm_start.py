@@ -37,7 +37,7 @@ def with_model_of(source: Checkpoint, job: TrainJob) -> TrainJob:
     Learned positions are weights, so that their number is the source's, too.
     """
     theirs = source.settings("model", ModelConfig)
-    free = OF_TRAINING if theirs.positions is Positions.sinusoidal else OF_TRAINING - {"max_positions"}
+    free = OF_TRAINING if theirs.positions is not Positions.learned else OF_TRAINING - {"max_positions"}
     values = {field.name: getattr(theirs, field.name) for field in fields(ModelConfig) if field.name not in free}
     changed = {name: value for name, value in values.items() if value != getattr(job.model, name)}
     if not changed:

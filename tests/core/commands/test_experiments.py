@@ -54,6 +54,7 @@ RECIPE = {  # base and big of English-German, base and big of English-French; wh
     "model.relu_dropout": 0.0,
     "model.norm": "post",
     "model.positions": "sinusoidal",
+    "model.start": "learned",
     "model.tie_embeddings": True,
     "tokenizer.algorithm": "bpe",
     "tokenizer.vocab_size": (37_000, 37_000, 32_000, 32_000),

@@ -40,6 +40,7 @@ from transformer.config.settings import (
     Positions,
     Precision,
     SearchConfig,
+    Start,
     paper_peak,
 )
 from transformer.data import building
@@ -81,6 +82,7 @@ STATELESS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what a checkp
     "pre-norm": ({"norm": Norm.pre}, {}),
     "learned positions": ({"positions": Positions.learned}, {}),
     "untied": ({"tie_embeddings": False}, {}),
+    "as Marian": ({"start": Start.zeros, "positions": Positions.marian}, {}),
     "no prefetch": ({}, {"prefetch": 0}),
     "deterministic": ({}, {"deterministic": True}),
     "one micro-batch": ({}, {"max_tokens": 4096}),

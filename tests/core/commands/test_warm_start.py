@@ -40,6 +40,7 @@ from transformer.config.settings import (
     Positions,
     Precision,
     SearchOverride,
+    Start,
     paper_peak,
 )
 from transformer.data.prepare import prepare
@@ -225,6 +226,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "biases": {"biases": True},
     "norm": {"norm": Norm.pre},
     "positions": {"positions": Positions.learned},
+    "as Marian": {"start": Start.zeros, "positions": Positions.marian},
     "embeddings": {"tie_embeddings": False},
     "two": {"n_layers": 2, "d_ff": 32},
 }

@@ -12,7 +12,7 @@ import pytest
 
 from support.corpora import run, tiny_job, write_corpus
 from support.fault_runs import Killer
-from transformer.config.settings import DataConfig, Norm, Positions, Precision
+from transformer.config.settings import DataConfig, Norm, Positions, Precision, Start
 
 Note = Callable[[str, object], None]
 
@@ -27,7 +27,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "float16": ({}, {"precision": Precision.fp16}),
     "bfloat16, clipping": ({}, {"precision": Precision.bf16, "clip_norm": 0.5}),
     "pre-norm, learned positions": ({"norm": Norm.pre, "positions": Positions.learned}, {"label_smoothing": 0.0}),
-    "untied, no prefetch": ({"tie_embeddings": False}, {"prefetch": 0, "deterministic": True}),
+    "untied, zeros, no prefetch": (
+        {"tie_embeddings": False, "start": Start.zeros},
+        {"prefetch": 0, "deterministic": True},
+    ),
 }
 FIRST = "moving average, all dropouts"
 

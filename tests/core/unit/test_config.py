@@ -30,6 +30,7 @@ from transformer.config.settings import (
     Precision,
     SearchConfig,
     SearchOverride,
+    Start,
     SweepConfig,
     TargetTokenizerConfig,
     TokenizerConfig,
@@ -69,6 +70,7 @@ def random_job(draw: random.Random) -> TrainJob:
             norm=draw.choice(list(Norm)),
             positions=draw.choice(list(Positions)),
             max_positions=longest + draw.randint(1, 100),
+            start=draw.choice(list(Start)),
             tie_embeddings=draw.random() < 0.5,
         ),
         data=DataConfig(
@@ -320,6 +322,7 @@ ON_RESUME = {
     "model.norm": "r",
     "model.positions": "r",
     "model.max_positions": "r",
+    "model.start": "r",
     "model.tie_embeddings": "r",
     "data.src_lang": "r",
     "data.tgt_lang": "r",

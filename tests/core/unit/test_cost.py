@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer import cost
-from transformer.config.settings import ModelConfig, Norm, Positions, Score
+from transformer.config.settings import ModelConfig, Norm, Positions, Score, Start
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import VocabSize, VocabSizes
@@ -29,6 +29,7 @@ VARIANTS = {
     "deep decoder": replace(SMALL, n_layers=1, n_decoder_layers=4),
     "unscaled": replace(SMALL, score=Score.unscaled),
     "biases": replace(SMALL, biases=True),
+    "Marian's": replace(SMALL, start=Start.zeros, positions=Positions.marian),
     "biases, untied": replace(SMALL, biases=True, tie_embeddings=False, d_k=3, d_v=7),
     "all": replace(SMALL, norm=Norm.pre, tie_embeddings=False, positions=Positions.learned, d_k=3, d_v=7),
 }

@@ -17,12 +17,22 @@ from torch import Tensor
 
 import transformer
 from support.searches import Prefixes, Table, all_same, beam_search, exhaustive, step
-from support.translations import SEARCH, network, objects_of, output_of, sentences, translator_with, write_run
+from support.translations import CONFIG, SEARCH, network, objects_of, output_of, sentences, translator_with, write_run
 from transformer.config.jobs import ScoreJob, TranslateJob
-from transformer.config.settings import Device, LineFormat, ModelConfig, Norm, Precision, SampleConfig, TokenizerConfig
+from transformer.config.settings import (
+    Device,
+    LineFormat,
+    ModelConfig,
+    Norm,
+    Precision,
+    SampleConfig,
+    Start,
+    TokenizerConfig,
+)
 from transformer.data.tokenizer import train_tokenizer
 from transformer.decoding.ensemble import EnsembleState, decode_step
 from transformer.decoding.forced import align, piece_log_probs
+from transformer.decoding.sampling import Sampling
 from transformer.decoding.score_stream import run as score
 from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.decoding.translate_stream import run as translate
@@ -30,7 +40,7 @@ from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.layout import Padded
 from transformer.model.inference import for_inference
-from transformer.model.transformer import Transformer
+from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.vocabulary import BOS, EOS, PAD
 
 TARGETS = ["a cat runs", "the old tree", "", "house house house ."]
@@ -43,18 +53,23 @@ def run_dir(spm: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def log_probs_by_hand(model: Transformer, source: list[int], target: list[int]) -> list[float]:
     """One pair alone, without padding: log_softmax of the model's logits."""
+    table = torch.log_softmax(logits_by_hand(model, source, target), -1)
+    return [table[t, token].item() for t, token in enumerate([*target, EOS])]
+
+
+def logits_by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
+    """`(T, V)`, in float64."""
     model.eval()
-    read, written = [BOS, *target], [*target, EOS]
+    read = [BOS, *target]
     with torch.no_grad():
-        logits = model(
+        logits: Tensor = model(
             torch.tensor([[*source, EOS]]),
             torch.tensor([read]),
             source_layout=Padded.of([len(source) + 1], len(source) + 1),
             target_layout=Padded.of([len(read)], len(read)),
         )[0]
     assert logits.dtype is torch.float64
-    table = torch.log_softmax(logits, -1)
-    return [table[t, token].item() for t, token in enumerate(written)]
+    return logits
 
 
 # --- scores
@@ -81,6 +96,36 @@ def test_piece_log_probs_of_what_the_search_found_add_up_to_what_it_said(transla
     again = piece_log_probs([translator.model.eval()], pairs, torch.device("cpu"))
     for one, values in zip([one for of_one in found for one in of_one], again, strict=True):
         assert math.fsum(values[: one.length]) == pytest.approx(one.log_prob, abs=1e-9)
+
+
+def test_start_of_zeros_is_what_every_search_and_score_reads(translator: Translator) -> None:
+    """Greedy, with a beam, sampled, of an ensemble, given: by the formulas, where BOS is zero, and no class, as PAD."""
+    tokenizer = translator.tokenizers.source
+    config = replace(CONFIG, start=Start.zeros)
+    model = network(tokenizer.vocab_size, 3, torch.float64, config=config)
+    zeros = translator_with(model, tokenizer)
+    plain = network(tokenizer.vocab_size, 3, torch.float64)  # the same weights, but with a class for each
+    with torch.no_grad():
+        for name, parameter in parameters_by_name(model).items():
+            plain.get_parameter(name).copy_(parameter)
+
+    def expected(source: list[int], target: list[int]) -> list[float]:
+        logits = logits_by_hand(plain, source, target)
+        logits[:, [PAD, BOS]] = -math.inf
+        return [row[token].item() for row, token in zip(logits.log_softmax(1), [*target, EOS], strict=True)]
+
+    sources = tokenizer.encode(sentences(12))
+    of_two = replace(zeros, batches=zeros.batches.joined(zeros.batches))
+    greedy = zeros.with_search(replace(SEARCH, beam_size=1))
+    sampled = zeros.batches.sample(sources, Sampling(1.0, None, None, 1), n_samples=3, lines=range(1, 13))
+    for found in (zeros.hypotheses(sources, n_best=2), greedy.hypotheses(sources, n_best=1), sampled):
+        for source, of_one in zip(sources, found, strict=True):
+            for one in of_one:
+                by_hand = expected(source, one.tokens)
+                assert one.log_prob == pytest.approx(math.fsum(by_hand[: one.length]), abs=1e-9)
+    for given in (zeros, of_two):
+        for source, scored in zip(sources, given.score(sentences(12), sentences(12)), strict=True):
+            assert scored.piece_log_probs == pytest.approx(expected(source, source), abs=1e-9)
 
 
 def test_score_of_a_blank_side_is_none(translator: Translator) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import transformer.kernels.linear as linear_module
 from transformer.compute import autocast
-from transformer.config.settings import ModelConfig, Norm, Precision, Score
+from transformer.config.settings import ModelConfig, Norm, Precision, Score, Start
 from transformer.kernels.linear import InferenceLinear, prepare_weight
 from transformer.layout import Padded
 from transformer.model import inference
@@ -29,6 +29,7 @@ CONFIGS = {
     "pre": replace(CONFIG, norm=Norm.pre),
     "additive": replace(CONFIG, score=Score.additive),
     "untied": replace(CONFIG, tie_embeddings=False),
+    "zeros": replace(CONFIG, start=Start.zeros),
 }
 
 

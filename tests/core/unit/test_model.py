@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from support.variants import untried
-from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Score
+from transformer.config.settings import Activation, ModelConfig, Norm, Positions, Score, Start
 from transformer.data.packing import pack
 from transformer.layout import Packed, Padded
 from transformer.model.attention import MultiHeadAttention
-from transformer.model.layers import AddNorm, Embedding, FeedForward, sinusoids
+from transformer.model.layers import AddNorm, Embedding, FeedForward, marian_sinusoids, sinusoids
 from transformer.model.transformer import DecoderState, Transformer, check_size, load_parameters, parameters_by_name
 from transformer.vocabulary import VocabSizes
 
@@ -38,6 +38,9 @@ CONFIGS = {
     "gelu": replace(BASE, activation=Activation.gelu),
     "swish": replace(BASE, activation=Activation.swish),
     "biases": replace(BASE, biases=True),
+    "zeros": replace(BASE, start=Start.zeros),
+    "zeros, Marian's positions": replace(BASE, start=Start.zeros, positions=Positions.marian),
+    "zeros, biases, untied": replace(BASE, start=Start.zeros, biases=True, tie_embeddings=False),
     "biases, untied": replace(BASE, biases=True, tie_embeddings=False, n_heads=3, d_k=5, d_v=2),
     "deep encoder": replace(BASE, n_layers=3, n_decoder_layers=1),
     "deep decoder, pre": replace(BASE, n_layers=1, n_decoder_layers=3, norm=Norm.pre),
@@ -57,6 +60,8 @@ def build(config: ModelConfig, seed: int = 0) -> Transformer:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+        if config.start is Start.zeros and model.output_bias is not None:
+            model.output_bias[[0, 2]] = -100.0  # which are frozen
     return model
 
 
@@ -96,13 +101,13 @@ def named(name: str, message: str) -> str:
 # The paper's formulas for one sentence, from a dictionary of weights.
 
 
-def paper_positions(n: int, d_model: int) -> Tensor:
-    """3.5 with `math` alone, interleaved."""
+def paper_positions(n: int, d_model: int, last: float | None = None) -> Tensor:
+    """3.5 with `math` alone, interleaved; the frequency of pair `last` would be 1 / 10000."""
     rows = []
     for pos in range(n):
         row = []
         for i in range(d_model // 2):
-            angle = pos / 10_000 ** (2 * i / d_model)
+            angle = pos / 10_000 ** (i / (last or d_model / 2))
             row += [math.sin(angle), math.cos(angle)]
         rows.append(row)
     return torch.tensor(rows)
@@ -156,11 +161,15 @@ def paper_feed_forward(w: dict[str, Tensor], name: str, x: Tensor, activation: A
 
 def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], target: list[int]) -> Tensor:
     pre, n_heads, d = config.norm is Norm.pre, config.n_heads, config.d_model
+    without_never = torch.ones(V).index_fill(0, torch.tensor([0, 2]), 0.0)  # PAD and BOS
 
     def embed(side: str, tokens: list[int]) -> Tensor:
         matrix = w["embedding"] if config.tie_embeddings else w[f"{side}_embedding.matrix"]
+        if side == "target" and config.start is Start.zeros:
+            matrix = matrix * without_never[:, None]
         learned = config.positions is Positions.learned
-        table = w[f"{side}_embedding.table"][: len(tokens)] if learned else paper_positions(len(tokens), d)
+        last = d / 2 - 1 if config.positions is Positions.marian else None
+        table = w[f"{side}_embedding.table"][: len(tokens)] if learned else paper_positions(len(tokens), d, last)
         return matrix[tokens] * math.sqrt(d) + table
 
     def attention(name: str, x: Tensor, context: Tensor | None, masked: bool) -> Tensor:
@@ -186,7 +195,10 @@ def paper_logits(w: dict[str, Tensor], config: ModelConfig, source: list[int], t
         x = feed_forward(f"decoder.{i}.feed_forward", x)
     x = paper_norm(w, "decoder_norm", x) if pre else x
     logits = x @ (w["embedding"] if config.tie_embeddings else w["output"]).T
-    return logits + w["output_bias"] if config.biases else logits
+    logits = logits + w["output_bias"] if config.biases else logits
+    if config.start is Start.zeros:  # Marian has no such classes
+        logits = logits * without_never - 100.0 * (1 - without_never)
+    return logits
 
 
 def test_configs_try_every_choice_of_a_switch() -> None:
@@ -405,6 +417,14 @@ def test_sinusoids_are_the_formula(d_model: int) -> None:
     torch.testing.assert_close(sinusoids(300, d_model), paper_positions(300, d_model), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("d_model", [4, 16, 512])
+def test_marian_sinusoids_turn_a_little_slower(d_model: int) -> None:
+    """From once in 2 pi positions to once in 20000 pi, both ends among them; the paper's last is a little faster."""
+    expected = paper_positions(300, d_model, d_model / 2 - 1)
+    torch.testing.assert_close(marian_sinusoids(300, d_model), expected, rtol=0, atol=1e-12)
+    assert marian_sinusoids(2, d_model)[1, -2].item() == pytest.approx(math.sin(1e-4), rel=1e-12)
+
+
 def test_sinusoids_of_an_offset_are_one_rotation_for_all_positions() -> None:
     """3.5: wavelengths are a geometric series from 2 pi, and k turns each pair by k / wavelength of a whole turn."""
     table = sinusoids(300, 16)
@@ -430,7 +450,7 @@ def test_sinusoids_are_rounded_once_in_float32() -> None:
 @pytest.mark.parametrize("d_model", [4, 64])
 def test_embedding_is_scaled_by_the_root_of_d_model(d_model: int) -> None:
     matrix = nn.Parameter(torch.randn(9, d_model))
-    module = Embedding(matrix, Positions.sinusoidal, max_positions=5, dropout=0.0)
+    module = Embedding(matrix, Positions.sinusoidal, max_positions=5, dropout=0.0, frozen_row=None)
     out = module(torch.tensor([[3, 3, 8]]), torch.arange(3))
     root = {4: 2.0, 64: 8.0}[d_model]
     expected = torch.stack([matrix[3], matrix[3], matrix[8]]) * root + paper_positions(3, d_model)
@@ -629,7 +649,9 @@ def assert_dropped(out: Tensor, full: Tensor, p: float) -> None:
 
 def test_embedding_drops_the_sum() -> None:
     torch.manual_seed(0)
-    module = Embedding(nn.Parameter(torch.randn(40, 32)), Positions.sinusoidal, max_positions=40, dropout=0.25)
+    module = Embedding(
+        nn.Parameter(torch.randn(40, 32)), Positions.sinusoidal, max_positions=40, dropout=0.25, frozen_row=None
+    )
     tokens, positions = torch.arange(40).view(1, 40), torch.arange(40)
     out = module.train()(tokens, positions)
     assert_dropped(out, module.eval()(tokens, positions), 0.25)

@@ -18,7 +18,16 @@ from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
 from transformer.compute import autocast, product_dtype
-from transformer.config.settings import AttentionKernel, ModelConfig, Norm, OptimizerKind, Precision, Score, TrainConfig
+from transformer.config.settings import (
+    AttentionKernel,
+    ModelConfig,
+    Norm,
+    OptimizerKind,
+    Precision,
+    Score,
+    Start,
+    TrainConfig,
+)
 from transformer.data.batch import Batch, collate
 from transformer.data.loader import Step
 from transformer.data.plan import split_step
@@ -331,7 +340,30 @@ def test_train_step_does_not_clip_a_short_gradient() -> None:
     assert same(gradients(objective), before)
 
 
-@pytest.mark.parametrize("recipe", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "optimizer": OptimizerKind.muon}])
+RECIPES: list[dict[str, Any]] = [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "optimizer": OptimizerKind.muon}]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=["Adam", "AdamW", "Muon"])
+@pytest.mark.parametrize("changes", [{}, {"biases": True}, {"tie_embeddings": False}], ids=["tied", "biases", "untied"])
+def test_train_step_never_moves_a_start_of_zeros(changes: dict[str, Any], recipe: dict[str, Any]) -> None:
+    """Nor the bias that leaves BOS and PAD no probability, whose smoothed targets would have them probable."""
+    objective, optimizer = build(replace(PLAIN, start=Start.zeros, **changes), **recipe)
+    model = objective.model
+    before = weights(objective)
+    for index in range(3):
+        assert run(objective, optimizer, step_of([PAIRS[:2], PAIRS[2:]], index=index), rate=0.01).applied
+    assert not model.output[[0, 2]].any()
+    assert not model.target_embedding.matrix[[0, 2]].any()
+    assert model.output_bias is not None
+    assert model.output_bias[[0, 2]].tolist() == [-100.0, -100.0]
+    for name, weight in weights(objective).items():
+        if "embedding" in name or name == "output":
+            assert (weight != before[name]).any(1).sum() >= 9, name  # the others have moved
+    shown = torch.randn(4, 8)
+    assert torch.log_softmax(model.unembed(shown), 1)[:, [0, 2]].max() < -80.0
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=["Adam", "AdamW", "Muon"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
@@ -643,10 +675,11 @@ def test_load_moments_copies() -> None:
 @pytest.mark.parametrize(
     "backend", [pytest.param("aot_eager", marks=pytest.mark.fake_gpu), pytest.param("inductor", marks=pytest.mark.slow)]
 )
-def test_objective_compiled_is_eager_and_new_shapes_compile_nothing(backend: str) -> None:
+@pytest.mark.parametrize("start", Start, ids=lambda start: start.name)
+def test_objective_compiled_is_eager_and_new_shapes_compile_nothing(backend: str, start: Start) -> None:
     """Four batches of all kinds warm up; ten more, of shapes never seen, must find everything compiled."""
     torch._dynamo.reset()
-    random, eager = Random(5), Objective(Transformer(PLAIN, V).double(), EPS)
+    random, eager = Random(5), Objective(Transformer(replace(PLAIN, start=start), V).double(), EPS)
     compiled = copy.deepcopy(eager)
     compiled.compile(backend=backend)
 

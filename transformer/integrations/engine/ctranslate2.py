@@ -22,7 +22,7 @@ from transformer.config.settings import Activation, ModelConfig, Norm, Positions
 from transformer.data.tokenizer import Tokenizers
 from transformer.integrations.engine.peer import Forced
 from transformer.integrations.engine.weights import Weights, ctranslate2_heads, fold
-from transformer.model.layers import sinusoids
+from transformer.model.layers import fixed_positions
 from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS, UNK
 
@@ -136,7 +136,7 @@ class _Filler:
         spec.decoder.embeddings.weight = self._matrix("target_embedding.matrix")
         self._stack(spec.decoder, "decoder", positions="target_embedding.table", has_cross_attention=True)
         spec.decoder.projection.weight = self._matrix("output")
-        if self.config.biases:
+        if "output_bias" in self.weights:
             spec.decoder.projection.bias = self._array("output_bias")
 
     def _stack(self, stack: Any, name: str, *, positions: str, has_cross_attention: bool) -> None:
@@ -176,7 +176,8 @@ class _Filler:
     def _positions(self, name: str) -> Array:
         if self.config.positions is Positions.learned:
             return self._array(name)
-        return _copy(sinusoids(n_positions(self.config), self.config.d_model).float())
+        table = fixed_positions(self.config.positions, n_positions(self.config), self.config.d_model)
+        return _copy(table.float())
 
     def _matrix(self, name: str) -> Array:
         """One of the three matrices with a row for each piece, which may be a shared one."""

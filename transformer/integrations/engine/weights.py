@@ -38,6 +38,8 @@ def fold(model: Transformer, heads: Heads) -> Weights:
     for name, weight in parameters_by_name(model).items():
         module = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
         folded[name] = _fold_weight(weight.cpu(), module, model.config, heads=heads).float().contiguous()
+    if model.output_bias is not None:  # without biases, that of `model.start=zeros`, which is no parameter
+        folded["output_bias"] = model.output_bias.detach().cpu().float().clone()
     return folded
 
 

@@ -23,6 +23,8 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
         other = "to=ctranslate2 and to=onnx can express it"
         if config.norm is Norm.pre:
             raise InputError(f"model.norm=pre: {name} has its norms after the residual sum only; {other}")
+        if config.positions is Positions.marian:
+            raise InputError(f"model.positions=marian: {name} computes the paper's sinusoids; {other}")
         if config.positions is Positions.learned:
             raise InputError(f"model.positions=learned: {name} computes sinusoids and stores no positions; {other}")
         marian_heads(config)

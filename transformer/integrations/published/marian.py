@@ -7,13 +7,14 @@
 Nothing is executed, and no code of `transformers` is used. What the folder asks for and ours does not have is refused.
 
 Marian's decoder starts from a row of zeros, which `transformers` keeps as that of padding, and generates never. Here it
-is the row of BOS, and PAD has a new one; the biases of both leave them no probability. So probabilities are those of
-Marian, and of `transformers` once padding is taken out.
+is the frozen row of BOS (`model.start=zeros`), and PAD has another; neither has a probability. So probabilities are
+those of Marian, and of `transformers` once padding is taken out. Where `transformers` has trained the row of padding,
+it is that of a BOS which is learned here, too, and again without a probability at first.
 """
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 from transformer.checkpoint import check_weights
-from transformer.config.settings import MOST_BEAM, MOST_PENALTY, Activation, ModelConfig, SearchConfig
+from transformer.config.settings import MOST_BEAM, MOST_PENALTY, Activation, ModelConfig, SearchConfig, Start
 from transformer.data.listed import with_list
 from transformer.data.tokenizer import Tokenizer, Tokenizers, read_model
 from transformer.errors import InputError
@@ -32,10 +33,11 @@ from transformer.files import open_regular, read_json
 from transformer.integrations.published.names import MarianName, channels_of, name_in_marian, original_channels
 from transformer.model.layers import sinusoids
 from transformer.model.transformer import Transformer
-from transformer.vocabulary import BOS, EOS, PAD, UNK
+from transformer.vocabulary import BOS, EOS, NEVER, NO_PROBABILITY, PAD, UNK
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
+FINAL_BIAS = "final_logits_bias"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 VOCABULARY = "vocab.json"
 TARGET_VOCABULARY = "target_vocab.json"
@@ -50,7 +52,6 @@ FILES = (
 
 log = logging.getLogger(__name__)
 
-NO_PROBABILITY = -100.0  # the bias of a class that Marian does not have
 USUAL_LENGTH = 25.0  # tokens of a translation, at which their length penalty and ours grow alike
 
 # Settings of `generate` that change translations and that no search here has; each with what changes nothing.
@@ -118,8 +119,11 @@ def read_marian(folder: Path) -> Published:
     stored = _Stored.read(folder)
 
     embeddings = _Embeddings.of(settings, stored, has_one_vocabulary=tokenizers.has_one_vocabulary)
-    has_biases = vocabularies.target.starts_from_padding or stored.has_biases()
-    model = _model_config(settings, biases=has_biases, is_tied=embeddings.is_tied)
+    start = _start(vocabularies.target, embeddings, stored)
+    is_frozen = start is Start.zeros
+    has_classes_to_mask = vocabularies.target.starts_from_padding and not is_frozen
+    has_biases = has_classes_to_mask or stored.has_biases(but_for=vocabularies.target.never if is_frozen else [])
+    model = _model_config(settings, biases=has_biases, is_tied=embeddings.is_tied, start=start)
     weights = _Converter(folder, model, vocabularies, embeddings, stored).weights(tokenizers)
     return Published(
         model=model,
@@ -214,7 +218,7 @@ def _check_kind(settings: _Settings) -> None:
             raise settings.refused(one, f"another than {other}={settings.values.get(other)}: here both are the same")
 
 
-def _model_config(settings: _Settings, *, biases: bool, is_tied: bool) -> ModelConfig:
+def _model_config(settings: _Settings, *, biases: bool, is_tied: bool, start: Start) -> ModelConfig:
     name = settings.text_or_none("activation_function") or "gelu"
     if name not in ACTIVATIONS:
         raise settings.refused("activation_function", f"there are {', '.join(ACTIVATIONS)}")
@@ -233,6 +237,7 @@ def _model_config(settings: _Settings, *, biases: bool, is_tied: bool) -> ModelC
             attention_dropout=settings.real("attention_dropout", default=0.0),
             relu_dropout=settings.real("activation_dropout", default=0.0),
             max_positions=settings.number("max_position_embeddings", default=1024),
+            start=start,
             tie_embeddings=is_tied,
         )
     except ValueError as error:
@@ -280,6 +285,11 @@ class _Vocabulary:
         gathered = matrix[index]
         gathered[torch.tensor([row is None for row in self.rows])] = 0.0
         return gathered
+
+    @property
+    def never(self) -> list[int]:
+        """Their rows of padding and of the start, which may be one."""
+        return [row for row in (self.rows[index] for index in NEVER) if row is not None]
 
     @property
     def starts_from_padding(self) -> bool:
@@ -432,10 +442,14 @@ class _Stored:
                 return self.tensors[name]
         raise InputError(f"{self.path}: {names[0]} is missing")
 
-    def has_biases(self) -> bool:
-        """Whether a projection of attention, or the output, has a bias that is not zero."""
-        names = [name for name in self.tensors if name.endswith("_proj.bias") or name == "final_logits_bias"]
-        return any(bool(self.tensors[name].any()) for name in names)
+    def has_biases(self, *, but_for: Sequence[int]) -> bool:
+        """Whether a projection of attention, or the output, but for these classes, has a bias that is not zero."""
+        biases = [tensor for name, tensor in self.tensors.items() if name.endswith("_proj.bias")]
+        if FINAL_BIAS in self.tensors:
+            of_output = self.tensors[FINAL_BIAS].flatten()
+            places = [row for row in but_for if row < len(of_output)]
+            biases.append(of_output.index_fill(0, torch.tensor(places, dtype=torch.long), 0.0))
+        return any(bool(bias.any()) for bias in biases)
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
@@ -482,6 +496,19 @@ class _Embeddings:
         return cls(source, target, target, is_tied=not has_one_vocabulary)
 
 
+def _start(vocabulary: _Vocabulary, embeddings: _Embeddings, stored: _Stored) -> Start:
+    """Zeros, where the decoder's start is a row of zeros, and neither it nor padding is a class that has a chance."""
+    rows = vocabulary.never
+    if not rows or max(rows) >= len(embeddings.target) or bool(embeddings.target[rows].any()):
+        return Start.learned
+    if vocabulary.starts_from_padding:
+        return Start.zeros
+
+    bias = stored.tensors.get(FINAL_BIAS, torch.zeros(0)).flatten()
+    is_ours = len(bias) == len(vocabulary.rows) and bool((bias[rows] == NO_PROBABILITY).all())
+    return Start.zeros if is_ours and len(rows) == len(NEVER) else Start.learned
+
+
 _MATRICES = re.compile(r"model\.(shared|(encoder|decoder)\.embed_tokens)\.weight|lm_head\.weight")
 _POSITIONS = re.compile(r"model\.(encoder|decoder)\.embed_positions\.weight")
 
@@ -521,13 +548,13 @@ class _Converter:
     def _weight(self, name: str) -> tuple[Tensor, str]:
         """A weight of ours, and the name of theirs that it is made of."""
         if name == "output_bias":
-            theirs = "final_logits_bias"
+            theirs = FINAL_BIAS
             zeros = torch.zeros(1, len(self.embeddings.output))
             bias = self.stored.tensors.get(theirs, zeros).flatten()
             self._check_rows(bias, len(self.embeddings.output), theirs)
             gathered = self.vocabularies.target.gather(bias)
             if self.vocabularies.target.starts_from_padding:
-                gathered[[PAD, BOS]] = NO_PROBABILITY
+                gathered[list(NEVER)] = NO_PROBABILITY
             return gathered, theirs
 
         matrices = {
@@ -544,7 +571,10 @@ class _Converter:
                     f"{self.stored.path}: the matrix of a vocabulary is {tuple(matrix.shape)}, and {CONFIG} asks for "
                     f"{(n_rows, self.config.d_model)}"
                 )
-            return vocabulary.gather(matrix)[:, original_channels(self.config.d_model)], name
+            gathered = vocabulary.gather(matrix)[:, original_channels(self.config.d_model)]
+            if self.config.start is Start.zeros and name != "source_embedding.matrix":
+                gathered[list(NEVER)] = 0.0  # an output of its own may have others, which are never used
+            return gathered, name
 
         place = name_in_marian(name)
         return self._in_our_channels(place), place.name
@@ -569,7 +599,7 @@ class _Converter:
                 table = sinusoids(self.config.max_positions, self.config.d_model)[:, channels_of(self.config.d_model)]
                 if tensor.shape != table.shape or not torch.allclose(tensor.float(), table.float(), atol=1e-3):
                     raise InputError(f"{self.stored.path}: {name} is not the table of sinusoids")
-            elif name in used or _MATRICES.fullmatch(name) or name == "final_logits_bias":
+            elif name in used or _MATRICES.fullmatch(name) or name == FINAL_BIAS:
                 continue
             elif not (name.endswith("_proj.bias") and not self.config.biases):  # which are zeros then
                 raise InputError(f"{self.stored.path}: {name!a:.80} has no place in the model that {CONFIG} describes")

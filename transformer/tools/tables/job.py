@@ -18,6 +18,7 @@ BESIDE_THE_ROWS = (
     "attention_dropout",
     "relu_dropout",
     "max_positions",
+    "start",
     "tie_embeddings",
 )
 
