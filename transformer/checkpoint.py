@@ -70,6 +70,7 @@ from transformer.run_dir import (
 T = TypeVar("T")
 
 DAMAGED = ".bad-"  # begins the name of a damaged checkpoint
+SHOWN_RUNS = 5  # in an error that names those which are there
 ATTEMPTS = 3  # to write a checkpoint: a network disk may fail once
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types that weights may have
@@ -379,7 +380,9 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
     Raises InputError where there is none of that name, CheckpointError where it is damaged.
     """
     if not os.path.isdir(run_dir):  # which no name is too long for
-        raise InputError(f"{run_dir}: no such run directory; `transformer train {_typed(run_dir)}` makes one")
+        raise InputError(f"{run_dir}: no such run directory; {_others(run_dir)}")
+    if is_checkpoint(run_dir):
+        _refuse_checkpoint(run_dir)
     averaged = _find_averaged(run_dir, name)
     if averaged is not None:
         return averaged
@@ -387,7 +390,7 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
     if name in ("last", "auto"):
         last = newest(run_dir, load_weights)
         if last is None:
-            raise InputError(f"{run_dir}: no checkpoint yet; `transformer train {_typed(run_dir)}` makes one")
+            raise InputError(f"{run_dir}: no checkpoint yet; {_made_by(run_dir)}")
         return last
 
     step = _best_step(run_dir) if name == "best" else _step_number(name)
@@ -396,6 +399,28 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
         known = ", ".join(f"{STEP_PREFIX}{step}" for step in list_steps(run_dir)) or "none"
         raise InputError(f"checkpoint={name}: {path} is not there; there are: {known}")
     return load_weights(path)
+
+
+def _made_by(run_dir: Path) -> str:
+    return f"`transformer train {_typed(run_dir)}` makes one"
+
+
+def _others(run_dir: Path) -> str:
+    """The runs that are beside one that is not there, newest first; how one is made where there are none."""
+    beside = [path for path in run_dir.parent.glob("*") if os.path.exists(RunDir(path).record)]
+    beside.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    if not beside:
+        return _made_by(run_dir)
+    more = f" and {len(beside) - SHOWN_RUNS} more" if len(beside) > SHOWN_RUNS else ""
+    return f"there are {', '.join(_typed(path) for path in beside[:SHOWN_RUNS])}{more}"
+
+
+def _refuse_checkpoint(path: Path) -> None:
+    """Raise InputError, with what to type, where a checkpoint of a run is named in the place of the run."""
+    step = step_of(path.name)
+    run, name = (path.parent, path.name) if step is None else (path.parent.parent, f"{STEP_PREFIX}{step}")
+    if os.path.exists(RunDir(run).record):
+        raise InputError(f"{path}: a checkpoint, not a run directory: {_typed(run)} checkpoint={name}")
 
 
 def _typed(run_dir: Path) -> str:

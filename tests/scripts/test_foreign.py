@@ -119,6 +119,9 @@ def test_key_meant_says_nothing_rather_than_what_misleads() -> None:
         ("max_length", "search.max_extra"),
         ("top_k", "did you mean 'sample.top_k'?"),
         ("model", "here a trained model is run_dir=DIR"),
+        ("src", "here the text is input=FILE, or standard input: echo Hello | transformer translate"),
+        ("text", "here the text is input=FILE"),
+        ("--source", "here the text is input=FILE"),
         ("lr", ""),
         ("epochs", ""),
     ],
@@ -127,6 +130,10 @@ def test_key_meant_knows_the_keys_of_the_command(typed: str, meant: str) -> None
     found = hint(typed, "translate")
     assert meant in found
     assert bool(meant) == bool(found)
+
+
+def test_key_meant_says_what_epochs_are_here() -> None:
+    assert "train.max_steps to as many times the steps of one, which a training's first lines name" in hint("epochs")
 
 
 def test_flags_of_other_toolkits_are_answered_with_keys() -> None:
@@ -149,7 +156,7 @@ def test_foreign_names_mean_one_thing_in_a_command() -> None:
         for name in set(row.names()):
             rows.setdefault(name, []).append(row.keys)
     several = {name: keys for name, keys in rows.items() if len(keys) > 1}
-    later = ("search.batch_tokens", "search.max_extra", "train.device device", "run_dir")
+    later = ("search.batch_tokens", "search.max_extra", "train.device device", "run_dir", "input")
     assert [name for name, keys in several.items() if len(keys) > 2 or keys[1] not in later] == []
 
 

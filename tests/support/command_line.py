@@ -123,6 +123,16 @@ REFUSED = {
     "text for int": ("train", ["train.seed=many"], ["train.seed", "many", "Integer"]),
     "text for bool": ("translate", ["strict=perhaps"], ["strict", "perhaps", "bool"]),
     "wrong enum, nearest": ("train", ["train.precision=bfloat16"], ["train.precision=", "did you mean 'bf16'?"]),
+    **{
+        f"{key}={typed}": (command, [f"{key}={typed}"], [f"{key}={typed}: ", clause])
+        for command, key in (("train", "train.device"), ("translate", "device"))
+        for typed, clause in (
+            ("gpu", "did you mean 'cuda'?"),
+            ("GPU", "did you mean 'cuda'?"),
+            ("mps", "a Mac's GPU is not supported: its CPU is"),
+            ("cpus", "did you mean 'cpu'?"),
+        )
+    },
     "wrong enum of a sweep": ("train", ["-m", "model.norm=pre,pst"], ["model.norm=pst", "did you mean 'post'?"]),
     **{
         f"{command} of a run on the hub": (command, ["run_dir=hf:ours/en-de"], ["run_dir=hf:ours/en-de: ", why])

@@ -1123,10 +1123,10 @@ def test_main_says_at_an_interrupt_whether_the_command_can_go_on(command: str, i
     result = enter(command, then=interrupt_in_the_middle if is_replaced else interrupt)
     if command in ("prepare", "train", "table"):
         assert result.status == 75
-        assert result.err == "transformer: error: stopped; to go on, give the same command again\n"
+        assert result.err == "transformer: stopped; to go on, give the same command again\n"
     else:
         assert result.status == 130
-        assert result.err == "transformer: error: stopped\n"
+        assert result.err == "transformer: stopped\n"
 
 
 @pytest.mark.parametrize(("kind", "status"), [(errors.InputError, 75), (errors.StorageError, 5)])
@@ -1149,7 +1149,7 @@ def test_main_lets_an_interrupt_end_a_dialogue_without_a_word(monkeypatch: pytes
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     found = enter("translate", then=interrupt)
     assert (found.status, found.err) == (130, "")
-    assert enter("score", then=interrupt).err == "transformer: error: stopped\n"
+    assert enter("score", then=interrupt).err == "transformer: stopped\n"
 
 
 def interrupt(job: Job) -> None:
@@ -1198,7 +1198,7 @@ def test_main_says_how_to_go_on_at_a_signal_before_the_loop(
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (75, "")
-    assert err == "transformer: error: stopped; to go on, give the same command again\n"
+    assert err == "transformer: stopped; to go on, give the same command again\n"
 
 
 def test_main_calls_an_unexpected_exception_a_bug() -> None:
@@ -1231,11 +1231,12 @@ def test_main_calls_a_bug_one_in_one_line_in_a_process_of_its_own(tmp_path: Path
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (ZeroDivisionError("division by zero"), "in fail"),
-        (errors.InputError("somewhere.txt: it went wrong"), "in fail"),
-        (KeyboardInterrupt(), "in fail"),
+        (ZeroDivisionError("division by zero"), "error: this is a bug: "),
+        (errors.InputError("somewhere.txt: it went wrong"), "error: somewhere.txt"),
+        (KeyboardInterrupt(), "stopped; to go on"),
+        (errors.Stopped("stopped by a signal, step 4 is saved"), "stopped by a signal, step 4"),
     ],
-    ids=["bug", "expected", "interrupt"],
+    ids=["bug", "expected", "interrupt", "stopped"],
 )
 def test_main_shows_the_traceback_under_transformer_debug(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
@@ -1246,8 +1247,8 @@ def test_main_shows_the_traceback_under_transformer_debug(
     monkeypatch.setenv("TRANSFORMER_DEBUG", "1")
     shown = enter("train", then=fail).err
     assert "Traceback (most recent call last)" in shown
-    assert words in shown
-    assert shown.rstrip("\n").rpartition("\n")[2].startswith("transformer: error: ")
+    assert "in fail" in shown
+    assert shown.rstrip("\n").rpartition("\n")[2].startswith(f"transformer: {words}")
 
 
 def test_main_shows_where_composing_failed_under_transformer_debug(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,8 @@ def _dispatch(arguments: list[str]) -> int:
     except TransformerError as error:
         if isinstance(error, InputError) and _was_interrupted(error):
             return _stop(command, error)
+        if isinstance(error, Stopped):
+            return _end(error, str(error), error.exit_status)
         return _fail_for_want(error) or _fail(error, str(error), error.exit_status)
     except KeyboardInterrupt as error:
         return _stop(command, error)
@@ -218,10 +220,10 @@ def _was_interrupted(error: Exception) -> bool:
 def _stop(command: str, error: BaseException) -> int:
     """Say whether a command that was interrupted can go on; the exit status."""
     if command in COMMANDS and COMMANDS[command].goes_on:
-        return _fail(error, "stopped; to go on, give the same command again", Stopped.exit_status)
+        return _end(error, "stopped; to go on, give the same command again", Stopped.exit_status)
     if command == "translate" and sys.stdin is not None and sys.stdin.isatty():  # a dialogue, which Ctrl-D ends, too
         return 128 + signal.SIGINT
-    return _fail(error, "stopped", 128 + signal.SIGINT)
+    return _end(error, "stopped", 128 + signal.SIGINT)
 
 
 def _fail_for_want(error: Exception) -> int:
@@ -246,7 +248,12 @@ def _fail_as_bug(error: Exception) -> int:
 
 
 def _fail(error: BaseException, message: str, status: int) -> int:
-    """Report an error in one line on standard error, and return the exit status.
+    """Report an error in one line on standard error, and return the exit status."""
+    return _end(error, f"error: {message}", status)
+
+
+def _end(error: BaseException, message: str, status: int) -> int:
+    """Say in one line on standard error why the command ends, and return the exit status.
 
     One of several ranks also writes its rank and status, since torchrun itself always ends with 1.
     """
@@ -258,5 +265,5 @@ def _fail(error: BaseException, message: str, status: int) -> int:
     with contextlib.suppress(OSError):  # where the disk is full, the status still tells
         if os.environ.get("TRANSFORMER_DEBUG") == "1":
             sys.stderr.write(printable("".join(traceback.format_exception(error)), keep="\n"))
-        sys.stderr.write(f"transformer: error: {printable(message)}\n")
+        sys.stderr.write(f"transformer: {printable(message)}\n")
     return status

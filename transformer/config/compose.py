@@ -43,6 +43,7 @@ from transformer.config.keys import (
     NAMED_TEXT,
     as_typed,
     check_override,
+    choice_meant,
     choices_of,
     did_you_mean,
     generic_key,
@@ -441,7 +442,7 @@ def _explained(error: OmegaConfBaseException, kind: type[Job], *, where: str) ->
         case ConfigKeyError():
             remedy = key_meant(key, keys)
         case _:
-            remedy = did_you_mean(str(error.value), choices_of(keys[key].kind)) if key in keys else ""
+            remedy = choice_meant(str(error.value), choices_of(keys[key].kind)) if key in keys else ""
     what = "".join(_lines(error)[:1])  # the others are OmegaConf's own affair
     place = [where] if where.startswith(f"{full_key}=") else [where, full_key]
     return ": ".join(filter(None, [*place, f"{what}{remedy}"]))

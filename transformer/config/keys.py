@@ -263,6 +263,12 @@ def quote(value: str) -> str:
 
 SETS = {"valid": "dev", "valid_set": "dev", "validation": "dev", "val": "dev"}  # a group's name elsewhere, and here
 OPPOSITES = (("min", "max"), ("src", "tgt"), ("encoder", "decoder"), ("first", "last"), ("best", "last"))
+CHOICES = {  # what is typed of a choice that there is not, and the clause that answers it, by a choice of its key
+    "cuda": {
+        "gpu": "; did you mean 'cuda'?",
+        "mps": "; a Mac's GPU is not supported: its CPU is",
+    }
+}
 ALIKE = 0.85  # the least similarity of a key and its misspelling, both without "_"
 
 
@@ -270,6 +276,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A clause that names the known word that is most like a misspelt one, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def choice_meant(typed: str, choices: Sequence[str]) -> str:
+    """A clause with the choice that was meant by one that there is not, or why there is none; or nothing."""
+    known = {name: clause for choice in choices for name, clause in CHOICES.get(choice, {}).items()}
+    return known.get(typed.lower()) or did_you_mean(typed, choices)
 
 
 def key_meant(typed: str, known: Iterable[str]) -> str:

@@ -45,6 +45,7 @@ from transformer.data.training_text import (
     Digests,
     TrainingText,
     check_languages,
+    check_texts,
     describe_file,
     digest_outline,
     digest_text,
@@ -116,6 +117,7 @@ def prepare_part(job: TrainJob, number: int, parts: int) -> None:
     """
     began = time.monotonic()
     check_languages(job.data)
+    check_texts(job.data)
     store_dir = store_dir_of(job)
     models = models_of(job)
     if number == 0:

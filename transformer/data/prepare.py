@@ -31,6 +31,7 @@ from transformer.data.training_text import (
     TextSet,
     TrainingText,
     check_languages,
+    check_texts,
     digest_text,
     models_of,
     open_sets,
@@ -121,6 +122,7 @@ def prepare(job: TrainJob) -> Prepared:
     # Refuse what is cheap to refuse.
     began = time.monotonic()
     check_languages(job.data)
+    check_texts(job.data)
     store_dir = store_dir_of(job)
     mixture_weights = training_weights(job.data)
     models = models_of(job)

@@ -109,6 +109,21 @@ def check_languages(data: DataConfig) -> None:
         language_of(data.src_lang, "data.src_lang")
 
 
+def check_texts(data: DataConfig) -> None:
+    """Raise InputError for files of text that are not named, all at once."""
+    missing = [
+        f"data.{name}.{side}"
+        for name, pair in sorted(data.sets().items(), key=lambda item: not is_training_set(item[0]))
+        for side, value in (("src", pair.src), ("tgt", pair.tgt))
+        if not pair.dataset and not value
+    ]
+    if missing:
+        dataset = f"{missing[0].rpartition('.')[0]}.dataset"
+        *others, last = missing
+        what, files = (f"{', '.join(others)} and {last} are", "text files") if others else (f"{last} is", "a text file")
+        raise InputError(f"{what} not set: name {files}, or a data set by {dataset}")
+
+
 def store_dir_of(job: TrainJob) -> Path:
     """Where the prepared corpora of a job are."""
     return Path(job.data.store_dir) if job.data.store_dir is not None else store_beside(job.run_dir)

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from support.compressed import compressed
 from support.corpora import overrides, texts
 from support.corpora import start as start_command
 from support.paths import CORPORA, needs_corpora
+from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
@@ -622,6 +624,14 @@ def test_prepare_names_a_setting_that_is_missing(job: TrainJob, key: str, side: 
     assert nothing_written(job)
 
 
+def test_prepare_names_all_settings_that_are_missing_at_once(tmp_path: Path) -> None:
+    job = compose("prepare", ["experiment=small", f"run_dir={tmp_path / 'runs' / 'a'}"])
+    names = "data.train.src, data.train.tgt, data.dev.src and data.dev.tgt are not set: name text files"
+    with pytest.raises(InputError, match=rf"^{re.escape(names)}, or a data set by data\.train\.dataset$"):
+        prepare(job)
+    assert nothing_written(job)
+
+
 def spoil(path: Path, kind: str) -> str:
     """Do one bad thing to a file and return what the message must hold."""
     content = path.read_bytes()
@@ -908,7 +918,7 @@ def test_prepare_interrupted_while_encoding_leaves_nothing_half_done(job: TrainJ
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (75, "")
-    assert err.startswith("transformer: error: stopped"), err
+    assert err.startswith("transformer: stopped"), err
     assert err.count("\n") == 1, err
     assert [path.suffix for path in store.iterdir()] == [".lock"]
 
@@ -948,7 +958,7 @@ def test_prepare_is_stopped_by_a_signal_while_the_tokenizer_is_trained(
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (75, ""), err
-    assert err == "transformer: error: stopped; to go on, give the same command again\n"
+    assert err == "transformer: stopped; to go on, give the same command again\n"
     assert [path.suffix for path in (Path(job.run_dir).parent / ".store").iterdir()] == [".lock"]
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -39,7 +40,7 @@ from support.checkpoints import (
 from support.corpora import step_dir
 from transformer.checkpoint import commit, find_checkpoint, load_checkpoint, newest, rotate
 from transformer.config.settings import DataConfig, ModelConfig
-from transformer.errors import CheckpointError, LockedError, StorageError
+from transformer.errors import CheckpointError, InputError, LockedError, StorageError
 from transformer.files import Digest, read_json, read_verified, write_json
 from transformer.run_dir import RunDir, holds_lock, list_steps, lock_run
 
@@ -366,6 +367,42 @@ def test_find_checkpoint_verifies_what_is_used_and_falls_back_where_that_is_dama
     flip_last_byte(step_dir(run, 20) / "model.safetensors")
     flip_last_byte(step_dir(run, 20) / "ema.safetensors")
     assert find_checkpoint(run, "last").step == 10
+
+
+@pytest.mark.parametrize("name", ["auto", "last", "best", "averaged", "step-10"])
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("c", "c: no such run directory; there are 'run_dir=a b'"),
+        ("none/c", "none/c: no such run directory; `transformer train run_dir=none/c` makes one"),
+        ("a b/averaged", "a b/averaged: a checkpoint, not a run directory: 'run_dir=a b' checkpoint=averaged"),
+        (
+            "a b/checkpoints/step-00000010",
+            "a b/checkpoints/step-00000010: a checkpoint, not a run directory: 'run_dir=a b' checkpoint=step-10",
+        ),
+    ],
+)
+def test_find_checkpoint_says_which_runs_there_are(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, message: str, name: str
+) -> None:
+    run.rename(tmp_path / "a b")
+    RunDir(tmp_path / "a b").record.write_text("{}")
+    shutil.copytree(step_dir(tmp_path / "a b", 20), tmp_path / "a b" / "averaged")
+    (tmp_path / "no run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        find_checkpoint(Path(typed), name)
+    assert str(caught.value) == message
+
+
+def test_find_checkpoint_names_the_newest_of_many_runs(tmp_path: Path) -> None:
+    for number in range(7):
+        (tmp_path / f"r{number}").mkdir()
+        RunDir(tmp_path / f"r{number}").record.write_text("{}")
+        os.utime(tmp_path / f"r{number}", (number, number))
+    shown = ", ".join(f"run_dir={tmp_path}/r{number}" for number in (6, 5, 4, 3, 2))
+    with pytest.raises(InputError, match=rf"no such run directory; there are {re.escape(shown)} and 2 more$"):
+        find_checkpoint(tmp_path / "demo", "auto")
 
 
 def test_find_checkpoint_reads_the_weights_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
