@@ -122,6 +122,19 @@ def test_train_records_a_step_and_replays_it(compiles: bool, tmp_path: Path) -> 
     assert "graph" not in looked_at.report["counts"]
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_train_with_fused_kernels_records_one_step_in_all(compiles: bool, tmp_path: Path) -> None:
+    """Nothing that they launch depends on the sentences of a batch. The first step is launched, the second recorded."""
+    settings = [setting for setting in SHORT if setting != LAUNCHED]
+    way = ("train.kernels=fused", f"train.compile={str(compiles).lower()}", "train.proof=false")
+    done = train_on_null_gpu(tmp_path, *settings, *way, "train.average=2")
+    assert resolved_of(tmp_path).items() >= {"cuda_graphs": True, "attention_kernel": "sentences"}.items()
+    assert done.report["counts"]["graph"] == {"captured": 1, "launched": 19}
+    nodes = done.report["counts"]["node"]
+    print(nodes)
+    assert sum(nodes.values()) <= (290 if compiles else 355) * ROOM
+
+
 def test_train_in_fp16_with_a_moving_average_goes_on_where_it_ended(tmp_path: Path) -> None:
     settings = ("train.precision=fp16", "train.ema_decay=0.9", "train.compile=false", *SHORTEST)
     train_on_null_gpu(tmp_path, *settings, "train.profile=2")
