@@ -511,6 +511,13 @@ SURVIVORS = (
         "core/unit/test_search.py::test_beam_search_sums_in_float64_what_a_model_computes_in_float32",
     ),
     Mutant(
+        "sentences that are done go on where steps are replayed",
+        "decoding/replay.py",
+        "torch.where(was_done.view(-1, *[1] * (own.ndim - 1)), own, new, out=own)",
+        "own.copy_(new)",
+        "core/unit/test_replay.py::test_replay_finds_what_the_plain_loop_finds",
+    ),
+    Mutant(
         "dev BLEU is counted on lower-cased text",
         "training/validate.py",
         "bleu = measure_bleu(hypotheses, dev.references, tgt_lang=tgt_lang, tokenize=tokenize)",
