@@ -1,6 +1,7 @@
 """What other packages add: the package of docs/plugins.md, installed as pip would, and packages that fail."""
 
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of packages with the one of the page, and one that cannot be imported."""
     [code] = re.findall(r"^```python shown: the file\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     named = re.findall(r'^"([a-z]+\.[a-z]+)" = "(my_plugins:\w+)"$', PAGE, re.MULTILINE)
-    assert {name for name, _ in named} == {"format.csv", "command.vocabulary"}
+    assert {name for name, _ in named} == {"format.csv", "score.length", "command.vocabulary"}
     folder = install(
         tmp_path_factory.mktemp("site"), "my_plugins", code, [f"{name} = {target}" for name, target in named]
     )
@@ -67,6 +68,7 @@ def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             csv.writer(file).writerows([("en", "de"), *zip(*sides, strict=True)])
     done = typed(
         *("train", *TINY, "run_dir=run", "data.train.dataset=train.csv", "data.dev.dataset=dev.csv"),
+        *("data.test.again.dataset=dev.csv", "data.scores=[length]"),
         site=site,
         folder=folder,
     )
@@ -74,7 +76,9 @@ def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_plugins_page_adds_a_format_and_a_command(trained: Path, site: Path) -> None:
+def test_plugins_page_adds_a_format_a_score_and_a_command(trained: Path, site: Path) -> None:
+    scores = json.loads((trained / "run/results.json").read_text(encoding="utf-8"))["test_sets"]["again"]
+    assert scores["others"]["length"]["signature"] == "words:spaces|version:1"
     listed = typed("vocabulary", "run_dir=run", "count=5", site=site, folder=trained)
     assert listed.stdout.split("\n")[:4] == ["<pad>", "<unk>", "<s>", "</s>"]
     assert len(listed.stdout.split()) == 5
