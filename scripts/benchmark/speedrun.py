@@ -5,8 +5,9 @@
     python scripts/benchmark/speedrun.py check runs/attempt --corpora CORPORA
 
 `run` fills in the seed and its run directory, and times each command as a whole process, one after the other. `check`
-reads the run directories and decodes `val` again. It ends with 0 where the attempt keeps the rules, and with 1 where it
-does not. It cannot see whether the clock was honest, beyond that the log fits into the time: a record is run again.
+reads the run directories and decodes `val` again; of an attempt that keeps the rules, also the test set, once:
+attempt.json keeps those scores. It ends with 0 where the attempt keeps the rules, and with 1 where it does not.
+It cannot see whether the clock was honest, beyond that the log fits into the time: a record is run again.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from contest import fail, machine, row, rule
 
@@ -37,6 +39,7 @@ from transformer.run_dir import RunDir
 
 SEEDS = (1, 2, 3)
 BLEU = 41.0  # of each seed, on `val`
+TEST = "test_2016_flickr"  # decoded once, after the clock, and no part of the rules
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp"
 CPU_CORES = 2
 SLACK = 120.0  # seconds that a command may take before its first line and after its last
@@ -127,10 +130,13 @@ def check(attempt: Path, corpora: Path) -> None:
     if facts["cores"] != CPU_CORES and found[0].record.resolved.device is Device.cpu:
         faults.append(f"{facts['cores']} cores, not {CPU_CORES}")
 
-    scores = [val_bleu(one.path, corpora) for one in found]
+    scores = [bleu_on("val", one.path, corpora) for one in found]
     faults += [
         f"seed {one.seed}: {bleu:.2f} BLEU on val" for one, bleu in zip(found, scores, strict=True) if bleu < BLEU
     ]
+    if not faults and "test" not in facts:
+        facts["test"] = [bleu_on(TEST, one.path, corpora) for one in found]
+        path.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print("\n".join(page(facts, found, scores)))
     for fault in faults:
         print(f"not valid: {fault}")
@@ -192,19 +198,21 @@ def seconds_of_log(path: Path) -> float:
     return (stamps[-1] - stamps[0]).total_seconds()
 
 
-def val_bleu(path: Path, corpora: Path) -> float:
-    """BLEU of its averaged weights on `val`, with a beam of 4, as `transformer evaluate` has it."""
-    val = [f"test.val.{side}={corpora / 'multi30k' / name}" for side, name in (("src", "val.en"), ("tgt", "val.de"))]
+def bleu_on(name: str, path: Path, corpora: Path) -> float:
+    """BLEU of its averaged weights on a set of Multi30k, with a beam of 4, as `transformer evaluate` has it."""
+    sides = [
+        f"test.set.{side}={corpora / 'multi30k' / f'{name}.{code}'}" for side, code in (("src", "en"), ("tgt", "de"))
+    ]
     found = evaluate(
-        compose_job("evaluate", EvaluateJob, [f"run_dir={path}", "checkpoint=averaged", "search.beam_size=4", *val])
+        compose_job("evaluate", EvaluateJob, [f"run_dir={path}", "checkpoint=averaged", "search.beam_size=4", *sides])
     )
-    scores = found.test_sets["val"]
+    scores = found.test_sets["set"]
     if not scores.bleu_signature.startswith(SIGNATURE):
         raise InputError(f"{path}: scored by {scores.bleu_signature}, not {SIGNATURE}")
     return scores.bleu
 
 
-def page(facts: dict[str, str], found: list[Seed], scores: list[float]) -> Iterator[str]:
+def page(facts: dict[str, Any], found: list[Seed], scores: list[float]) -> Iterator[str]:
     """The command, the machine, and a table of the three."""
     yield f"    {facts['command']}"
     yield ""
@@ -212,11 +220,15 @@ def page(facts: dict[str, str], found: list[Seed], scores: list[float]) -> Itera
     gpu = f"{proof.device}; " if proof is not None and found[0].record.resolved.device is Device.cuda else ""
     yield f"{gpu}{facts['processor']}, {facts['cores']} cores; commit {facts['commit']}"
     yield ""
-    yield row(["seed", "time", "BLEU on `val`"])
-    yield rule(1, 2)
-    for one, bleu in zip(found, scores, strict=True):
-        yield row([str(one.seed), minutes(one.seconds), f"{bleu:.2f}"])
-    yield row(["mean", minutes(statistics.mean(one.seconds for one in found)), f"{statistics.mean(scores):.2f}"])
+    yield row(["seed", "time", "BLEU on `val`", f"on `{TEST}`"])
+    yield rule(1, 3)
+    of_test: list[float] | None = facts.get("test")
+    for number, (one, bleu) in enumerate(zip(found, scores, strict=True)):
+        shown = "not decoded" if of_test is None else f"{of_test[number]:.2f}"
+        yield row([str(one.seed), minutes(one.seconds), f"{bleu:.2f}", shown])
+    shown = "not decoded" if of_test is None else f"{statistics.mean(of_test):.2f}"
+    took = minutes(statistics.mean(one.seconds for one in found))
+    yield row(["mean", took, f"{statistics.mean(scores):.2f}", shown])
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in speedrun.SEEDS:
         train(tiny_job(folder / "attempt" / str(seed), data, seed=seed, **LONGER))
         for language in ("en", "de"):
-            shutil.copy(folder / "multi30k" / f"dev.{language}", folder / "multi30k" / f"val.{language}")
+            for name in ("val", "test_2016_flickr"):
+                shutil.copy(folder / "multi30k" / f"dev.{language}", folder / "multi30k" / f"{name}.{language}")
     write_facts(folder / "attempt", seconds={str(seed): 100.0 for seed in speedrun.SEEDS})
     return folder
 
@@ -76,11 +77,31 @@ def test_attempt_that_keeps_the_rules_is_shown_with_its_scores(
     attempt: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     speedrun.main(["check", str(attempt), "--corpora", str(attempt.parent)])
-    rows = re.findall(r"^\| (\w+) \| 1 min 40 s \| (\d+\.\d\d) \|$", capsys.readouterr().out, re.MULTILINE)
-    assert [name for name, _ in rows] == ["1", "2", "3", "mean"]
-    scores = [float(score) for _, score in rows]
+    row = r"^\| (\w+) \| 1 min 40 s \| (\d+\.\d\d) \| (\d+\.\d\d) \|$"
+    rows = re.findall(row, capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _, _ in rows] == ["1", "2", "3", "mean"]
+    assert [of_test for _, _, of_test in rows] == [of_val for _, of_val, _ in rows], "here the same text"
+    scores = [float(score) for _, score, _ in rows]
     assert scores[3] == pytest.approx(sum(scores[:3]) / 3, abs=0.01)
     assert len(set(scores[:3])) > 1, "the seeds make no difference"
+
+
+def test_check_decodes_the_test_set_once_and_of_a_valid_attempt_alone(
+    attempt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+
+    def note(name: str, path: Path, corpora: Path) -> float:
+        decoded.append((name, path.name))
+        return 50.0
+
+    monkeypatch.setattr(speedrun, "bleu_on", note)
+    monkeypatch.setattr(speedrun, "BLEU", 60.0)
+    assert len(faults_of(attempt, capsys)) == 3
+    monkeypatch.setattr(speedrun, "BLEU", 40.0)
+    for _ in range(2):
+        assert faults_of(attempt, capsys) == []
+    assert [seed for name, seed in decoded if name == "test_2016_flickr"] == ["1", "2", "3"]
 
 
 def test_each_seed_needs_the_score(
