@@ -390,7 +390,7 @@ def load(target: Reference | type) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not name.startswith(error.name):
             raise
-        raise InputError(f"{name} is not part of this installation: pip install transformer-mt") from error
+        raise InputError(f"{name} is not part of this installation: install the whole package") from error
     for attribute in filter(None, path.split(".")):
         found = getattr(found, attribute)
     return found

@@ -556,7 +556,7 @@ def test_engine_refuses_what_the_machine_or_the_model_has_not(
     with pytest.raises(InputError, match=r"model\.score=additive"):
         load(additive)
     monkeypatch.setattr(make, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'transformer-mt\[export\]'"):
+    with pytest.raises(InputError, match=r"pip install 'ctranslate2>="):
         load(run_dir)
 
 

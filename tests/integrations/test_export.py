@@ -70,6 +70,7 @@ from transformer.integrations.export.expressible import check_expressible, check
 from transformer.integrations.export.formats import Original
 from transformer.integrations.export.job import ExportJob, Target
 from transformer.layout import Padded
+from transformer.machine import install_command
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
@@ -860,7 +861,7 @@ def test_export_names_the_extra_of_a_package_that_is_missing(
 ) -> None:
     monkeypatch.setattr("transformer.integrations.export.command.find_spec", lambda name: None)
     assert refusal(run_dir, tmp_path / "model", to=target) == (
-        f"to={target.value} needs {', '.join(FORMATS[target].packages)}: pip install 'transformer-mt[export]'"
+        f"to={target.value} needs {', '.join(FORMATS[target].packages)}: {install_command('export')}"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import transformer
+from support.command_line import composed
 from support.corpora import Shell, in_a_child, overrides, read, run, run_command, tiny_job, write_corpus
 from support.hub import client_of, model_hub
 from support.marian import ENGLISH, GERMAN, SCRIPTS, VARIANTS, save, sentences
@@ -356,6 +357,9 @@ def test_import_makes_a_run_that_every_command_takes(
     run_command("import", ImportJob(from_=str(theirs), run_dir=str(run_dir)))
     printed = capsys.readouterr().out
     assert "licence     cc-by-4.0" in printed
+    to_translate, to_train = (composed(line) for line in printed.split("\n") if line.startswith("transformer "))
+    assert to_translate.run_dir == str(run_dir)
+    assert (to_train.init_from, to_train.data.src_lang, to_train.data.tgt_lang) == (str(run_dir), "en", "de")
     assert "en to de" in printed
     record = read(run_dir / "run.json")["imported"]
     assert (record["source"], record["revision"], record["licence"]) == (str(theirs), None, "cc-by-4.0")

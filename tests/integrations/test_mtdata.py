@@ -287,7 +287,7 @@ def test_resolve_source_copies_a_corpus_once(
     # It is read from there, also where there is no mtdata.
     monkeypatch.setattr("transformer.integrations.mtdata.find_spec", lambda _: None)
     assert find("Statmt-zip-1-deu-eng", tmp_path) == found
-    with pytest.raises(InputError, match=r"^data\.train\.dataset=\S+ needs mtdata: pip install 'transformer-mt\[corp"):
+    with pytest.raises(InputError, match=r"^data\.train\.dataset=\S+ needs mtdata: pip install 'mtdata[<>]"):
         find("Statmt-zip-1-deu-eng", tmp_path, ("de", "en"))
 
 

@@ -20,6 +20,7 @@ from transformer.config.settings import TrainConfig
 from transformer.errors import PeerError
 from transformer.integrations.trackers import sink as sinks
 from transformer.integrations.trackers.sink import Sink, open_sink
+from transformer.machine import install_command
 from transformer.run_dir import RunDir
 from transformer.tracking import Tracker
 from transformer.training.samples import open_trackers
@@ -224,7 +225,7 @@ def test_sink_is_left_out_where_the_package_is_missing(
     sink = opened(tmp_path)
     sink.scalars(1, {"loss": 1.0})
     sink.close(100.0)
-    missing = "not installed, and left out: pip install 'transformer-mt[wandb]'"
+    missing = f"not installed, and left out: {install_command('wandb')}"
     assert warnings_in(caplog) == [f"train.trackers: wandb: {missing}"]
 
 

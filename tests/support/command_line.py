@@ -3,11 +3,13 @@
 import io
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,14 @@ def enter(*arguments: str, then: Callable[[], float | None] = lambda: None) -> R
     code = ended.value.code
     assert code is None or isinstance(code, int)
     return Result(code or 0, out.getvalue(), err.getvalue(), jobs)
+
+
+def composed(line: str) -> Any:
+    """The job of a command as a shell takes it, up to its redirections."""
+    program, command, *arguments = takewhile(lambda word: word not in "<>", shlex.split(line))
+    result = enter(command, *arguments)
+    assert (program, result.status, result.err, len(result.jobs)) == ("transformer", 0, "", 1), result.err
+    return result.jobs[0]
 
 
 def assert_refused(result: Result, *words: str) -> None:

@@ -324,4 +324,4 @@ def test_attention_needs_no_matplotlib(
     assert {path.name for path in tmp_path.iterdir()} == {
         *("attention.html", "weights.json", "heads.json", "heads.md", "heads.csv")
     }
-    assert "no plot: pip install 'transformer-mt[plots]'" in caplog.text
+    assert "no plot: pip install 'matplotlib>=" in caplog.text

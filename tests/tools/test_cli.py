@@ -12,7 +12,6 @@ import pty
 import random
 import re
 import select
-import shlex
 import shutil
 import signal
 import subprocess
@@ -39,6 +38,7 @@ from support.command_line import (
     RECIPES,
     REFUSED,
     assert_refused,
+    composed,
     enter,
     write_experiment,
 )
@@ -658,6 +658,15 @@ def test_help_has_lines_that_fit_a_terminal(printed: Printed, command: str) -> N
     assert too_long == []
 
 
+@pytest.mark.parametrize("is_demo", [False, True])
+def test_what_next_composes(is_demo: bool, caplog: pytest.LogCaptureFixture) -> None:
+    shown = commands.WHAT_NEXT % commands._what_next(Path("my runs/a"), tags=["<2de>"], is_demo=is_demo)
+    lines = [line for line in shown.split("\n") if line.startswith("  transformer ")]
+    jobs = [composed(line) for line in lines]
+    assert (jobs[0].run_dir, jobs[0].tag) == ("my runs/a", "<2de>")
+    assert [type(job).__name__ for job in jobs[1:]] == ["TrainJob" if is_demo else "ReportJob"]
+
+
 EXAMPLES = [example for command in commands.COMMANDS.values() for example in command.examples]
 
 
@@ -667,12 +676,8 @@ def test_help_shows_examples_that_compose(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("base: {}\n")
-    program, command, *arguments = shlex.split(example.partition(" < ")[0])
-    assert program == "transformer"
-    assert f"\n  {example}\n" in printed.texts[command]
-
-    result = enter(command, *arguments)
-    assert (result.status, result.err, len(result.jobs)) == (0, "", 1)
+    assert f"\n  {example}\n" in printed.texts[example.split()[1]]
+    composed(example)
 
 
 def test_help_is_instant(printed: Printed) -> None:

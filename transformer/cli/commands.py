@@ -32,7 +32,7 @@ from transformer.config.jobs import (
     TrainJob,
     TranslateJob,
 )
-from transformer.config.keys import did_you_mean, shipped
+from transformer.config.keys import did_you_mean, own_text, shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 from transformer.errors import InputError, Stopped
@@ -49,7 +49,8 @@ WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.jso
   transformer translate %s < in.txt > out.txt
   tensorboard --logdir %s
   %s"""
-AFTER_DEMO = "transformer train experiment=small run_dir=runs/mine data.train.src=.. data.train.tgt=.. data.dev.."
+OWN_TEXT = own_text("en", "de")
+AFTER_DEMO = f"transformer train experiment=small run_dir=runs/mine {OWN_TEXT}"
 
 
 def run(command: str, job: Job) -> float | None:
@@ -271,9 +272,6 @@ def _show(job: Job, result: R, in_words: Callable[[R], str]) -> None:
 def _write(text: str) -> None:
     """Write lines to standard output, without the control characters that a terminal would obey."""
     sys.stdout.write(printable(text, keep="\n"))
-
-
-OWN_TEXT = "data.train.src=train.en data.train.tgt=train.de data.dev.src=dev.en data.dev.tgt=dev.de"
 
 
 class _Commands(dict[str, Command]):

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from transformer.cli.commands import COMMANDS
 from transformer.config.keys import check_override, did_you_mean, groups_of, key_meant, keys_of, list_override, names_in
 from transformer.errors import InputError
+from transformer.machine import install_command
 
 PROGRAM_FLAGS = ("--help", "--version", "--completion")  # in the place of a command
 QUIET = ("-q", "--quiet")
@@ -121,7 +122,7 @@ def _launcher(command: str, overrides: Sequence[str], *, is_multirun: bool) -> s
     if "WORLD_SIZE" in os.environ:
         raise InputError(f"{override}: a job starts its own ranks (hydra.launcher.tasks_per_node): leave torchrun out")
     if find_spec("submitit") is None or find_spec("hydra_plugins.hydra_submitit_launcher") is None:
-        raise InputError(f"{override} needs submitit: pip install 'transformer-mt[slurm]'")
+        raise InputError(f"{override} needs submitit: {install_command('slurm')}")
     return override.partition("=")[2]
 
 

@@ -358,6 +358,13 @@ def _likeness(typed: str, known: str) -> float:
 # ---- experiments and recipes ----------------------------------------------------------------------------------------
 
 
+def own_text(src_lang: str, tgt_lang: str) -> str:
+    """The settings that name text of one's own, for examples."""
+    sets = [f"data.{name}.{side}" for name in ("train", "dev") for side in ("src", "tgt")]
+    files = [f"{name}.{language}" for name in ("train", "dev") for language in (src_lang, tgt_lang)]
+    return shlex.join(f"{key}={file}" for key, file in zip(sets, files, strict=True))
+
+
 def shipped(folder: str) -> Path:
     """A folder that comes with the package: inside it in a wheel, beside it in a checkout."""
     return next(path for path in (PACKAGE / "shipped" / folder, PACKAGE.parent / folder) if path.is_dir())

@@ -25,6 +25,7 @@ from transformer import plugins
 from transformer.config.languages import language_of
 from transformer.config.settings import BleuTokenizer, require
 from transformer.errors import InputError
+from transformer.machine import install_command
 from transformer.plugins import Measure, Measured, ScoreMetric, ScoreSettings
 from transformer.records import NamedScore, Scores
 
@@ -110,7 +111,7 @@ def _missing(tokenizer: str, error: BaseException) -> str:
         extra = tokenizer.partition("-")[0]
         is_installed = isinstance(error, AssertionError)  # with another dictionary
         what = f"another dictionary ({reason})" if is_installed else "a tokenizer that is not installed"
-        return f"BLEU with {tokenizer} needs {what}: pip install 'transformer-mt[{extra}]'"
+        return f"BLEU with {tokenizer} needs {what}: {install_command(extra)}"
 
     path = Path(SACREBLEU_DIR, "models", Path(model["url"]).name)
     return (

@@ -33,6 +33,7 @@ from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
 from transformer.data.source import CorpusRecord, Download
 from transformer.errors import InputError
+from transformer.machine import install_command
 
 PREFIX = "mtdata:"
 
@@ -88,7 +89,7 @@ def read_corpus(
     neither download nor read it; OSError where the disk is full.
     """
     if find_spec("mtdata") is None:
-        raise InputError(f"{setting} needs mtdata: pip install 'transformer-mt[corpora]'")
+        raise InputError(f"{setting} needs mtdata: {install_command('corpora')}")
 
     name = dataset.removeprefix(PREFIX)
     is_swapped = name.split("-")[3:] != list(sides)

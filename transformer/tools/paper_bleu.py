@@ -17,6 +17,7 @@ from transformer.config.languages import language_of
 from transformer.errors import InputError
 from transformer.evaluation.metrics import METRICS
 from transformer.evaluation.metrics import PAPER_BLEU as FIELD
+from transformer.machine import install_command
 from transformer.plugins import Measure, Measured, ScoreSettings
 
 _HYPHEN = re.compile(rb"(\S)-(\S)")  # of bytes, as Perl reads its input: a letter of two of them is two
@@ -69,6 +70,6 @@ def _load_moses(language: str) -> Callable[[str], str]:
     try:
         from sacremoses import MosesTokenizer
     except ImportError as error:
-        raise InputError("paper_bleu needs Moses' tokenizer: pip install 'transformer-mt[moses]'") from error
+        raise InputError(f"paper_bleu needs Moses' tokenizer: {install_command('moses')}") from error
 
     return partial(MosesTokenizer(lang=language).tokenize, return_str=True)

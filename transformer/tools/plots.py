@@ -1,4 +1,4 @@
-"""Plots, with matplotlib where it is installed (`pip install 'transformer-mt[plots]'`), as SVG or PNG.
+"""Plots, with matplotlib where it is installed (the extra `plots`), as SVG or PNG.
 
     plot_points, plot_times, plot_panels     whole figures, for `tables`
     new_figure, add_lines, as_svg, as_png    what `attention.figures` draws with
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from transformer.machine import install_command
 from transformer.tools.significance import Interval
 
 log = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ def new_figure(*, width: float, height: float) -> Any:  # a Figure, or None with
     try:
         from matplotlib.figure import Figure  # slow, and optional; no pyplot, so that no window and no state is opened
     except ImportError:
-        log.info("no plot: pip install 'transformer-mt[plots]'")
+        log.info("no plot: %s", install_command("plots"))
         return None
     return Figure(figsize=(width, height))
 

@@ -18,6 +18,7 @@ from transformer.data.report import DataReport, read_report
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.stream import Tally
 from transformer.errors import CheckpointError, InputError
+from transformer.machine import install_command
 from transformer.run_dir import RunDir
 
 HARDLY_EVER = 0.01  # share of the training sources
@@ -90,7 +91,7 @@ class Sentences:
         try:
             from sentencex import segment
         except ImportError as error:
-            raise InputError("split=true needs sentencex: pip install 'transformer-mt[split]'") from error
+            raise InputError(f"split=true needs sentencex: {install_command('split')}") from error
 
         report = read_report(RunDir(run_dir))
         has_space = language_of(report.tgt_lang, "data.tgt_lang") not in (

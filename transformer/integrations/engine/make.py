@@ -35,6 +35,7 @@ from transformer.integrations.engine.files import MARKS, is_usable, read_engine,
 from transformer.integrations.engine.parity import choose_sentences, compare
 from transformer.integrations.engine.peer import FLOAT32_BOUND
 from transformer.integrations.engine.searcher import Searcher, temporary_folder
+from transformer.machine import install_command
 from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
 from transformer.vocabulary import UNK
 
@@ -54,7 +55,7 @@ def check_engine(config: ModelConfig, search: SearchConfig, device: torch.device
     if config.score is Score.additive:
         raise InputError(f"search.engine=ctranslate2 has no additive attention (model.score=additive): {_OTHERWISE}")
     if find_spec("ctranslate2") is None:
-        raise InputError(f"search.engine=ctranslate2: pip install 'transformer-mt[export]', or {_OTHERWISE}")
+        raise InputError(f"search.engine=ctranslate2: {install_command('export')}, or {_OTHERWISE}")
     try:
         supported = supported_types(device)
     except (RuntimeError, ValueError) as error:

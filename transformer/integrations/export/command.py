@@ -46,7 +46,7 @@ from transformer.integrations.export import argos, ctranslate2, marian, onnx
 from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags
 from transformer.integrations.export.formats import Original
 from transformer.integrations.export.job import ExportJob, Target
-from transformer.machine import resolve_threads
+from transformer.machine import install_command, resolve_threads
 from transformer.run_dir import DEV, RunDir
 from transformer.tools.markdown import plain
 
@@ -174,7 +174,7 @@ def _check_packages(target: Target, packages: Sequence[str]) -> None:
     """Raise InputError where a package of the format is not installed."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise InputError(f"to={target.value} needs {', '.join(missing)}: pip install 'transformer-mt[export]'")
+        raise InputError(f"to={target.value} needs {', '.join(missing)}: {install_command('export')}")
 
 
 def _read_sentences(job: ExportJob, run: RunDir) -> tuple[Iterable[tuple[str, str | None]], str]:

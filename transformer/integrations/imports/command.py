@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer.config.keys import own_text
 from transformer.config.settings import DataConfig, ModelConfig
 from transformer.cost import count_parameters
 from transformer.errors import InputError
@@ -54,10 +55,12 @@ def format_made(made: Made) -> str:
     """What was made, and what can be done with it."""
     revision = f" at revision {made.revision}" if made.revision else ""
     licence = made.licence or "none named: look at the model's card before you share what you make of it"
+    src_lang, tgt_lang = made.languages
+    to_train = shlex.join([f"init_from={made.run_dir}", f"data.src_lang={src_lang}", f"data.tgt_lang={tgt_lang}"])
     return (
         f"{made.run_dir}: {made.source}{revision}, {' to '.join(made.languages)}\n"
         f"parameters  {made.parameters:,} with {made.vocabulary}\n"
         f"licence     {licence}\n"
         f"transformer translate {shlex.quote(f'run_dir={made.run_dir}')} < in.txt\n"
-        f"transformer train {shlex.quote(f'init_from={made.run_dir}')} run_dir=.. data.train.src=..\n"
+        f"transformer train experiment=base run_dir=runs/mine {to_train} {own_text(src_lang, tgt_lang)}\n"
     )

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from transformer.errors import PeerError
+from transformer.machine import install_command
 from transformer.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Sink:
         self._has_left_out = False
         self._process: subprocess.Popen[bytes] | None = None
         if not _is_installed(self._tracker):
-            self._warn(f"not installed, and left out: pip install 'transformer-mt[{self._tracker}]'")
+            self._warn(f"not installed, and left out: {install_command(self._tracker)}")
             return
 
         program = [sys.executable, "-P", str(Path(__file__).with_name("service.py")), self._tracker, str(os.getpid())]
