@@ -324,6 +324,21 @@ def test_verify_names_weights_that_it_cannot_compare(copy: Path) -> None:
     assert "first the weights in averaged: " in difference(verified(copy, "all"))
 
 
+def test_verify_names_weights_that_are_damaged(copy: Path) -> None:
+    """Which `translate` would not load."""
+    for place in ("checkpoints/step-00000008", "averaged"):
+        with (copy / place / "model.safetensors").open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x7f")
+    found = verified(copy, "4")
+    assert found.is_exact
+    assert [left.partition(": ")[0] for left in found.not_compared] == [
+        "the weights in checkpoints/step-00000008",
+        "the weights in averaged",
+    ]
+    assert "its sha256 differs" in found.not_compared[0]
+
+
 def test_verify_finds_another_dev_set(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "corpus")
     run_dir = run(tiny_job(tmp_path / "a", data, max_steps=4, average=1))

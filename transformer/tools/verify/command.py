@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from transformer.average import mean_weights
-from transformer.checkpoint import Checkpoint, open_checkpoint
+from transformer.checkpoint import Checkpoint, load_checkpoint
 from transformer.compute import memory_errors_named, resolve_device
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
@@ -339,10 +339,15 @@ def _compare_weights(found: _Findings, directory: RunDir, again: RunDir, *, is_w
     checkpoints that it is of. These are the same bits on any machine.
     """
     marks = {mark.step: mark.weights_sha256 for mark in directory.read_history().marks}
-    steps = list_steps(directory.path)
-    for step in steps:
-        checkpoint = open_checkpoint(directory.checkpoint(step))
-        place = f"checkpoints/{checkpoint.path.name}"
+    sound: set[int] = set()  # steps of checkpoints that can be averaged
+    for step in list_steps(directory.path):
+        place = f"checkpoints/{directory.checkpoint(step).name}"
+        try:
+            checkpoint = load_checkpoint(directory.checkpoint(step))
+        except CheckpointError as error:
+            found.left.append(f"the weights in {place}: {error}")
+            continue
+        sound.add(step)
         if step in marks:
             found.same(f"the weights in {place}", marks[step], digest_tensors(checkpoint.tensors(MODEL)))
         else:
@@ -350,16 +355,25 @@ def _compare_weights(found: _Findings, directory: RunDir, again: RunDir, *, is_w
         if checkpoint.holds(EMA):
             _compare_moving_average(found, f"the moving average in {place}", checkpoint, again, is_whole=is_whole)
 
-    if not directory.averaged.is_dir():
-        return
-    average = open_checkpoint(directory.averaged)
+    if directory.averaged.is_dir():
+        name = "the weights in averaged"
+        try:
+            _compare_average(found, name, directory, again, sound=sound, is_whole=is_whole)
+        except CheckpointError as error:
+            found.left.append(f"{name}: {error}")
+
+
+def _compare_average(
+    found: _Findings, name: str, directory: RunDir, again: RunDir, *, sound: set[int], is_whole: bool
+) -> None:
+    """With the mean of the checkpoints that it is of; with the repeated one, where some of these are gone."""
+    average = load_checkpoint(directory.averaged)
     averaged = average.run_state().averaged
-    name = "the weights in averaged"
-    if averaged and set(averaged) <= set(steps):
+    if averaged and set(averaged) <= sound:
         mean, _ = mean_weights(directory.path, averaged)
         found.same(name, digest_tensors(mean), digest_tensors(average.weights()))
     elif is_whole:
-        repeated = open_checkpoint(again.averaged)
+        repeated = load_checkpoint(again.averaged)
         found.bits(name, digest_tensors(average.weights()), digest_tensors(repeated.weights()))
     else:
         shown = ", ".join(map(str, averaged))
@@ -375,7 +389,7 @@ def _compare_moving_average(
     elif checkpoint.step not in list_steps(again.path):
         found.left.append(f"{name}: the repeated training keeps no checkpoint of step {checkpoint.step}")
     else:
-        repeated = open_checkpoint(again.checkpoint(checkpoint.step))
+        repeated = load_checkpoint(again.checkpoint(checkpoint.step))
         found.bits(name, digest_tensors(checkpoint.tensors(EMA)), digest_tensors(repeated.tensors(EMA)))
 
 
