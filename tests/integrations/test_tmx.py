@@ -90,6 +90,40 @@ def test_read_tmx_takes_encodings_in_pieces_of_any_size(
     assert left_out == {tmx.MARKUP: 20}
 
 
+ASIAN = [
+    ("gb2312", "gb18030", "国—镕"),  # with a character that only its successors have, which Windows writes all the same
+    ("GBK", "gbk", "國鎔"),
+    ("gb18030", "gb18030", "国𠮷"),
+    ("Big5", "cp950", "國碁"),
+    ("Shift_JIS", "cp932", "家①"),
+    ("EUC-JP", "euc_jp", "家"),
+    ("euc-kr", "cp949", "집똠"),
+    ("johab", "johab", "집"),
+    ("utf8", "utf-8", "집é"),
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 16])
+@pytest.mark.parametrize(("declared", "codec", "word"), ASIAN)
+def test_read_tmx_takes_encodings_of_several_bytes(
+    declared: str, codec: str, word: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tmx, "_BUFFER", size)
+    text = document(*(unit(("en", f"house {n}"), ("zh", f"{word} <ph/>{n}")) for n in range(20)))
+    content = text.replace("UTF-8", declared).encode(codec)
+    expected = [(f"house {n}", f"{word} {n}") for n in range(20)]
+    assert read(write(tmp_path, content), ("en", "zh"))[0] == expected
+    assert read(write(tmp_path, content, "a.tmx.gz"), ("en", "zh"))[0] == expected
+
+    # A byte that is none of this encoding, a cut, and a text that is of another.
+    bad = content.replace(word.encode(codec), word.encode(codec)[:-1] + b"\xff", 1)
+    cut = content[: content.rindex(word.encode(codec)) + 1]
+    for damage in (bad, cut):
+        with pytest.raises(InputError, match=rf"^{tmp_path}/a\.tmx:\d+: not well-formed XML") as caught:
+            read(write(tmp_path, damage), ("en", "zh"))
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
 def test_read_table_reads_compressed_tmx_and_names_where_it_is_cut(suffix: str, tmp_path: Path) -> None:
     text = document(*(unit(("en", f"one {n * n}"), ("de", f"eins {n * n}")) for n in range(500)))
@@ -141,6 +175,20 @@ REFUSED = {
         document(unit(("en", "a"), ("fr", "b"))),
         ": no unit has both 'en' and 'de'; its languages are en, fr: name two of them by src and tgt",
     ),
+}
+
+
+OTHER_ENCODINGS = [
+    *("ucs-4", "iso-2022-jp", "unknown-1", "x-mac-roman", "utf-7", "utf-32"),
+    *("idna", "punycode", "rot13", "base64", "unicode_escape", "cp037", "undefined"),
+]
+REFUSED |= {
+    f"encoded in {name}": (
+        f'<?xml version="1.0" encoding="{name}"?>\n<tmx><body/></tmx>',
+        f":1: the encoding {name!r} is not read: convert the file, by iconv -f {name} -t UTF-8, and write UTF-8 as the "
+        "encoding into its first line",
+    )
+    for name in OTHER_ENCODINGS
 }
 
 

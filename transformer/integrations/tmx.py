@@ -8,9 +8,14 @@ content is text.
 
 The file is streamed, and not trusted. A DTD is never read and no entity is ever expanded, so a file that declares
 things of its own is refused, and so are elements within elements without end, and tags as long as a book.
+
+The parser knows encodings of one byte a character, and UTF-8 and UTF-16. Those of Asian memories become UTF-8 before.
 """
 
+import codecs
+import io
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +34,18 @@ _DEEPEST = 100  # elements within one another
 _MOST_LANGUAGES = 20  # that an error names, and varieties of the two that a unit may have
 _NO_TEXT = ("bpt", "ept", "it", "ph", "ut")  # elements of a segment that hold codes of another format
 
+_LONGEST_DECLARATION = 1 << 10  # bytes
+_ENCODING = re.compile(rb"""(?:\xef\xbb\xbf)?<\?xml\s[^>]*?encoding\s*=\s*["']([A-Za-z][\w.-]*)["']""", re.ASCII)
+_OF_THE_PARSER = ("utf-8", "utf-16", "utf-16le", "utf-16be", "iso-8859-1", "us-ascii")
+# Python's name of an encoding, and the codec that reads it: with the characters that Windows writes under this name.
+_RECODED = {
+    **{"gb2312": "gb18030", "gbk": "gb18030", "gb18030": "gb18030"},
+    **{"big5": "cp950", "cp950": "cp950", "big5hkscs": "big5hkscs"},
+    **{"shift_jis": "cp932", "cp932": "cp932", "euc_jp": "euc_jp"},
+    **{"euc_kr": "cp949", "cp949": "cp949", "johab": "johab"},
+    "utf-8": "utf-8",  # under another of its names
+}
+
 log = logging.getLogger(__name__)
 
 
@@ -40,7 +57,7 @@ def read_tmx(path: Path, languages: tuple[str, str], left_out: Counter[str]) -> 
     reader = _Reader(path, languages, left_out)
     try:
         with open_bytes(path, _BUFFER) as file:
-            while chunk := file.read1(_BUFFER):
+            for chunk in _pieces(file, path):
                 yield from reader.feed(chunk)
             yield from reader.feed(b"", is_last=True)
     except expat.ExpatError as error:
@@ -50,6 +67,46 @@ def read_tmx(path: Path, languages: tuple[str, str], left_out: Counter[str]) -> 
         ) from error
     except DAMAGE as error:
         raise damaged(path, reader.line, error) from error
+
+
+def _pieces(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
+    """The bytes of a file, in an encoding that the parser knows. Raises InputError where that cannot be."""
+    head = b""
+    while b"?>" not in head and len(head) < _LONGEST_DECLARATION and (chunk := file.read1(_BUFFER)):
+        head += chunk
+    declared = _ENCODING.match(head)
+    codec = None if declared is None else _codec(declared[1].decode(), path)
+    if declared is None or codec is None:
+        yield head
+        while chunk := file.read1(_BUFFER):
+            yield chunk
+        return
+
+    # What cannot be decoded becomes a character that XML does not have, so that the parser names its line.
+    decoder = codecs.getincrementaldecoder(codec)("replace")
+    chunk = head[: declared.start(1)] + b"UTF-8" + head[declared.end(1) :]
+    while chunk:
+        yield decoder.decode(chunk).replace("\ufffd", "\uffff").encode()
+        chunk = file.read1(_BUFFER)
+    yield decoder.decode(b"", final=True).replace("\ufffd", "\uffff").encode()
+
+
+def _codec(encoding: str, path: Path) -> str | None:
+    """The codec by which a file is recoded; None where the parser takes it as it is. Raises InputError."""
+    if encoding.lower() in _OF_THE_PARSER:
+        return None
+    try:
+        codec = _RECODED.get(codecs.lookup(encoding).name)
+        # The parser wants a character for each byte, and those of ASCII in their places.
+        is_simple = all(bytes([code]).decode(encoding) == chr(code) for code in range(128))
+        if codec is None and not (is_simple and len(bytes(range(256)).decode(encoding, "replace")) == 256):
+            raise LookupError
+    except (LookupError, ValueError):
+        raise InputError(
+            f"{path}:1: the encoding {encoding!r:.40} is not read: convert the file, by iconv -f {encoding:.40} -t "
+            "UTF-8, and write UTF-8 as the encoding into its first line"
+        ) from None
+    return codec
 
 
 class _Reader:
