@@ -53,7 +53,11 @@ def made_again(kind: type[T], instance: object, place: str) -> T:
 
     `place` is what errors call it. Raises ValueError as `from_json` does, and for numbers that are not finite.
     """
-    return cast(T, _from_primitive(kind, _values(instance), place, complete=True))
+    try:
+        values = _values(instance)
+    except RecursionError:
+        raise ValueError(f"{place} has a value that holds itself, or values within one another without end") from None
+    return cast(T, _from_primitive(kind, values, place, complete=True))
 
 
 def _values(value: Any) -> Any:
@@ -101,7 +105,9 @@ def _from_primitive(kind: Any, value: Any, place: str, *, complete: bool) -> Any
 
     if kind is Any:  # as `Names` of the settings: a text, or a list of texts
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return list(value)
+            return [
+                _from_primitive(str, item, f"{place}[{index}]", complete=complete) for index, item in enumerate(value)
+            ]
         kind = str
 
     if kind is float:

@@ -81,7 +81,7 @@ def _check_whole(row: str, place: str) -> None:
 def read_tsv(path: Path, columns: Columns) -> Iterator[Pair]:
     """Rows split at tabs; `columns` are numbers from 1, or names that the first row gives."""
     rows = enumerate(read_lines(path), start=1)
-    if all(column.isdecimal() and int(column) > 0 for column in columns):
+    if all(column.isdecimal() and len(column) < 10 and int(column) > 0 for column in columns):  # no row has 10**9
         source, target = (int(column) - 1 for column in columns)
     else:
         _, header = next(rows, (1, ""))
@@ -104,7 +104,7 @@ def _find_in_header(columns: Columns, header: list[str], path: Path) -> tuple[in
     missing = [column for column in columns if column not in header]
     if missing:
         raise InputError(
-            f"{path}:1: no column {missing[0]!r} in the first row, which has {', '.join(header)!r:.200}: "
+            f"{path}:1: no column {missing[0]!r:.100} in the first row, which has {', '.join(header)!r:.200}: "
             "name columns that it has, or number them from 1"
         )
     return header.index(columns[0]), header.index(columns[1])

@@ -105,3 +105,7 @@ def sampling_of(temperature: float, *, top_k: int | None, top_p: float | None, s
 def _check_number(name: str, value: object) -> None:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise InputError(f"{name}={shown(value)} must be a number")
+    try:
+        float(value)
+    except OverflowError:
+        raise InputError(f"{name}={shown(value)} is too large") from None

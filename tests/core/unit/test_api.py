@@ -313,6 +313,15 @@ CALLS: dict[str, tuple[Callable[[Any, Any], object], str]] = {  # of a translato
     "n_samples in text": (lambda t, run: t.sample(TEXT, "2"), "n_samples='2' must be a whole number"),
     "temperature 0": (lambda t, run: t.sample(TEXT, 1, temperature=0), "temperature=0 must be above 0"),
     "temperature None": (lambda t, run: t.sample(TEXT, 1, temperature=None), "temperature=None must be a number"),
+    "temperature 10**400": (
+        lambda t, run: t.sample(TEXT, 1, temperature=10**400),
+        r"temperature=1000\d*\.\.\.0* is too",
+    ),
+    "top_p 10**400": (lambda t, run: t.sample(TEXT, 1, top_p=-(10**400)), r"top_p=-1000\d*\.\.\.0* is too large"),
+    "alpha 10**400": (
+        lambda t, run: t.translate_sweep(TEXT, [10**400]),
+        r"length_penalty=1000\d*\.\.\.0* is too large",
+    ),
     "top_k 0": (lambda t, run: t.sample(TEXT, 1, top_k=0), "top_k=0 must be at least 1"),
     "top_k 1.5": (lambda t, run: t.sample(TEXT, 1, top_k=1.5), r"top_k=1\.5 must be a whole number"),
     "top_p 2": (lambda t, run: t.sample(TEXT, 1, top_p=2.0), r"top_p=2\.0 must be in \(0, 1\]"),
@@ -542,6 +551,8 @@ def test_forked_child_translates_where_its_parent_has(run_dir: Path) -> None:
 # ---- train ----------------------------------------------------------------------------------------------------------
 
 
+_ENDLESS: dict[str, Any] = {}
+_ENDLESS["x"] = _ENDLESS
 FIELDS: dict[str, tuple[object, str]] = {
     "model.d_model": (-5, "model.d_model=-5 must be at least 1"),
     "model.n_heads": (3, "model.d_model=32 is not a multiple of model.n_heads=3"),
@@ -576,6 +587,8 @@ FIELDS: dict[str, tuple[object, str]] = {
     ),
     "data.root": ("\ud800", r"job.data.root='\\ud800' is not text: it has a NUL, or half of a character"),
     "init_from": (7, "job.init_from=7 is not of type str"),
+    "data.train.src": (["a", "a\0b"], r"job.data.train.src\[1\]='a\\x00b' is not text: it has a NUL, or half of a c"),
+    "data.extra": (_ENDLESS, "job has a value that holds itself, or values within one another without end"),
 }
 
 

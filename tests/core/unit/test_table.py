@@ -117,6 +117,7 @@ def test_read_table_knows_no_quoting_in_a_tsv(content: bytes, expected: list[Pai
         (b"en\tfr\na\tb\n", COLUMNS, ":1: no column 'de' in the first row, which has 'en, fr': "),
         (b"", COLUMNS, ":1: no column 'en' in the first row, which has ''"),
         (b"a\tb\n", ("0", "1"), ":1: no column '0' in the first row, which has 'a, b'"),
+        (b"a\tb\n", ("9" * 5000, "1"), ":1: no column '99999"),
         (b"a\tb\n", ("1", "²"), ":1: no column '1' in the first row, which has 'a, b'"),
         (b"a\tb\n" + b"x" * 100_000, ("x", "y"), ":1: no column 'x'"),
         (b"x" * 100_000, COLUMNS, ":1: no column 'en' in the first row, which has 'xxx"),
