@@ -5,11 +5,14 @@ import logging
 import math
 import re
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,8 @@ REFUSED = {
     "nan": (b"1\nnan\n3\n", "segment 2 is not a finite number"),
     "NaN in JSON": (b"[1, NaN, 3]", "segment 2 is not a finite number"),
     "infinity": (b"[1, 2, -Infinity]", "segment 3 is not a finite number"),
+    "numbers without a mean": (b"1e308\n1e308\n1e308\n", r"segment 1 is beyond 1e\+100"),
+    "a system without a square": (b'{"system": -1e200, "segments": [1, 2, 3]}', r"the system is beyond 1e\+100"),
     "a huge number": (b"[1, 2, 1" + b"0" * 400 + b"]", "segment 3 is not a finite number"),
     "null": (b"[1, null, 3]", "segment 2 is not a finite number"),
     "text": (b'[1, "2", 3]', "segment 2 is not a finite number"),
@@ -159,13 +164,21 @@ def test_judge_is_asked_for_its_version_by_the_words_before_its_paths(words: str
     assert judges._words_for_version(words.split()) == expected.split()
 
 
+MANY_FOLDERS = """
+import itertools, os, sys
+for number in itertools.count(): os.mkdir(os.path.join(os.path.dirname(sys.argv[1]), str(number)))
+"""
 FAILS = {
+    "folders without end": (MANY_FOLDERS, "wrote more than 5,00"),
     "a status": ("import sys; print('out of\\n\\x1b[2Jmemory'); sys.exit(3)", r"ended with status 3: \\x1b\[2Jmemory$"),
     "a signal": ("import os; os.kill(os.getpid(), 9)", "ended with signal 9: it said nothing"),
-    "no scores": ("pass", "No such file or directory"),
+    "no scores": ("pass", r"\{out\}: No such file or directory"),
     "few scores": ("import sys; open(sys.argv[1], 'w').write('1\\n')", "1 scores for 3 segments"),
     "a link": ("import os, sys; os.symlink('/dev/zero', sys.argv[1])", "symbolic links"),
-    "a pipe": ("import os, sys; os.mkfifo(sys.argv[1])", "not a regular file"),
+    "a pipe": ("import os, sys; os.mkfifo(sys.argv[1])", r"\{out\}: not a regular file"),
+    "a folder": ("import os, sys; os.mkdir(sys.argv[1])", r"\{out\}: not a regular file"),
+    "no folder": ("import os, shutil, sys; shutil.rmtree(os.path.dirname(sys.argv[1]))", r"\{out\}: No such file"),
+    "no program": ("import os, sys; os.execv('/no such', ['x'])", "FileNotFoundError: .* No such file or directory$"),
     "gigabytes": (
         "import sys\nwith open(sys.argv[1], 'wb') as f:\n    while True: f.write(b'1' * 1000000)",
         "wrote more than 5,00",
@@ -192,19 +205,106 @@ def test_judge_that_fails_is_one_warning(
     assert "\n" not in warning
 
 
-def test_judge_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
-    program = (
-        "import pathlib, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
-        f"pathlib.Path({str(tmp_path / 'child')!r}).write_text(str(child.pid))\n"
-        "time.sleep(1000)\n"
+def is_over(pid: str) -> bool:
+    """Whether a process has ended, or is ending."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+# What a judge starts, of which the last process writes its number into a file.
+WAITS = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(1000)"
+WRITES_ON = """
+import itertools, os, sys, time
+open(sys.argv[1], "w").write(str(os.getpid()))
+for number in itertools.count():
+    try:
+        os.makedirs(f"{sys.argv[2]}/{number}/a")
+    except OSError:
+        pass
+    time.sleep(0.02)
+"""
+FORKS = f"import os\nfor _ in range(3): os.setsid() if os.fork() == 0 else os._exit(0)\n{WAITS}"
+STARTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a child": (WAITS, {}),
+    "a session": (WAITS, {"start_new_session": True}),
+    "a session without environment": (WAITS, {"start_new_session": True, "env": {}}),
+    "a daemon": (FORKS, {}),
+    "a writer": (WRITES_ON, {"start_new_session": True}),
+}
+STARTS = """
+import os, subprocess, sys, time
+if "--version" in sys.argv: sys.exit()
+name, folder = {name!r}, os.path.dirname(sys.argv[2])
+subprocess.Popen([sys.executable, "-c", {program!r}, name, folder], **{options!r})
+while not (os.path.exists(name) and open(name).read()): time.sleep(0.02)
+open(sys.argv[2], "w").write("1\\n2\\n3\\n")
+if {end!r} == "fails": sys.exit(3)
+if {end!r} == "hangs": time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folders of judges are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [*((kind, "is done") for kind in STARTED), ("a daemon", "fails"), ("a daemon", "hangs"), ("a writer", "hangs")],
+)
+def test_judge_is_ended_with_what_it_has_started(kind: str, end: str, tmp_path: Path, temporary: Path) -> None:
+    """And its folder is gone, whoever writes into it."""
+    name = tmp_path / "child"
+    program, options = STARTED[kind]
+    command = command_of(
+        tmp_path, STARTS.format(name=str(name), program=program, options=options, end=end), "{hyp} {out}"
     )
-    command = command_of(tmp_path, program, "{hyp} {out}")
-    with pytest.raises(JudgeError, match=r"not done after 5 seconds \(scorer_seconds\)"):
-        judge(command, TEXT, seconds=5)
-    child = Path("/proc", (tmp_path / "child").read_text())
-    while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2]:
+    message = {"fails": "it ended with status 3", "hangs": r"not done after 3 seconds \(scorer_seconds\)"}
+    with nullcontext() if end == "is done" else pytest.raises(JudgeError, match=message[end]):
+        assert judge(command, TEXT, seconds=3 if end == "hangs" else 60).segments == [1.0, 2.0, 3.0]
+    if name.exists():  # else the machine is too busy
+        assert is_over(name.read_text())
+    assert list(temporary.iterdir()) == []
+
+
+def test_judge_ends_with_the_command_that_asked_it(tmp_path: Path) -> None:
+    """Even where that is killed."""
+    name = tmp_path / "child"
+    command = f"{sys.executable} -c {shlex.quote(WAITS)} {name} {{hyp}} {{out}}"
+    asks = (
+        "from transformer.integrations.judges import judge\nfrom transformer.evaluation.judgements import JudgedText\n"
+        f"judge({command!r}, JudgedText(['a'], ['b'], ['c']), seconds=1000)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", asks])
+    while not (name.exists() and name.read_text()):
+        assert process.poll() is None
         time.sleep(0.05)
+    process.kill()
+    process.wait()
+    while not is_over(name.read_text()):
+        time.sleep(0.05)
+
+
+DEEP = """
+import os, sys
+if "--version" in sys.argv: sys.exit()
+out = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
+os.chdir(os.path.dirname(sys.argv[2]))
+for _ in range(1100): os.mkdir("folder"); os.chdir("folder")
+os.write(out, b"1\\n2\\n3\\n")
+"""
+
+
+def test_judge_may_make_folders_of_any_depth(tmp_path: Path, temporary: Path) -> None:
+    """Too deep for paths, and for what walks or removes by calling itself."""
+    assert judge(command_of(tmp_path, DEEP, "{hyp} {out}"), TEXT, seconds=60).segments == [1.0, 2.0, 3.0]
+    assert list(temporary.iterdir()) == []
 
 
 def test_judge_without_a_version_has_none(tmp_path: Path) -> None:

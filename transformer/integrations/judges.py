@@ -14,13 +14,13 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile, mkdtemp
 
 from transformer.errors import InputError
 from transformer.evaluation.judgements import JudgedText
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 PATHS = ("src", "hyp", "ref", "jsonl", "out")
 VERSION_SECONDS = 60.0
 MOST_BYTES = 1 << 26  # that a judge may write beside 32 times its texts
+LARGEST_SCORE = 1e100  # of which sums and squares are numbers, too
+_SECONDS_TO_END = 10.0  # after which processes that do not end are left
+_PROCESS = Path(__file__).with_name("judge_process.py")
 _PATH = re.compile(r"\{([a-z]+)\}")
 # What other programs take for the end of a line: a judge must find as many lines as there are segments.
 _LINE_ENDS = str.maketrans(dict.fromkeys("\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", " "))
@@ -95,9 +98,8 @@ def judge(command: str, text: JudgedText, *, seconds: float) -> Judgement:
     The command must be one that `check_judges` takes.
     """
     words = shlex.split(command)
-    with TemporaryDirectory(prefix="transformer-judge-") as name:
-        folder = Path(name)
-        try:
+    try:
+        with _folder() as folder:
             size = _write_texts(folder, text)
             limit = MOST_BYTES + 32 * size
             paths = {kind: str(folder / kind) for kind in PATHS}
@@ -105,9 +107,24 @@ def judge(command: str, text: JudgedText, *, seconds: float) -> Judgement:
             _run(filled, folder, seconds=seconds, limit=limit)
             system, segments = read_scores(folder / "out", len(text.hypotheses), limit=limit)
             version = _version(words, folder, limit=limit)
-        except OSError as error:
-            raise JudgeError(f"{error.filename or folder}: {error.strerror or error}") from error
+    except OSError as error:
+        raise JudgeError(f"{error.filename or 'its folder'}: {error.strerror or error}") from error
     return Judgement(command=command, version=version, system=system, segments=segments, sha256=text.digests())
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for a judge, removed whatever is in it: `rm` minds no depth, which the standard library does."""
+    folder = Path(mkdtemp(prefix="transformer-judge-"))
+    try:
+        yield folder
+    finally:
+        removed = subprocess.run(
+            ["rm", "-rf", "--", folder], stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+        if removed.returncode != 0:
+            reason = removed.stderr.decode(errors="replace").partition("\n")[0]
+            log.warning("%s: cannot be removed whole: %.300s", folder, printable(reason))
 
 
 def _write_texts(folder: Path, text: JudgedText) -> int:
@@ -126,32 +143,37 @@ def _write_texts(folder: Path, text: JudgedText) -> int:
 def _run(words: Sequence[str], folder: Path, *, seconds: float, limit: int) -> str:
     """Run a program to its end, and return the end of what it said. Raises JudgeError.
 
-    It is a process group of its own, which is ended as a whole: when it is done, late, or has written too much.
+    It is ended with all that it has started: when it is done, late, or has written too much.
     """
-    said = folder / "said"
-    with said.open("wb") as output:
+    with TemporaryFile() as said:  # without a name, which it could remove, or put a pipe in its place
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            [sys.executable, "-I", "-S", _PROCESS, *words],
+            stdin=subprocess.PIPE,  # closed when this process dies
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    deadline = time.monotonic() + seconds
-    try:
-        while True:
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=0.1)
+                if _has_more(folder, limit - os.fstat(said.fileno()).st_size, deadline=deadline):
+                    raise JudgeError(f"it wrote more than {limit:,} bytes")
+                if process.returncode is not None:
+                    break
+                if time.monotonic() > deadline:
+                    raise JudgeError(f"not done after {seconds:g} seconds (scorer_seconds)")
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.1)
-            if _bytes_in(folder) > limit:
-                raise JudgeError(f"it wrote more than {limit:,} bytes")
-            if process.returncode is not None:
-                break
-            if time.monotonic() > deadline:
-                raise JudgeError(f"not done after {seconds:g} seconds (scorer_seconds)")
-    finally:
-        with suppress(ProcessLookupError, PermissionError):  # it has ended, and nothing that it started is left
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+                process.wait(timeout=_SECONDS_TO_END)
+            process.kill()
+            process.wait()
 
-    with said.open("rb") as output:
-        output.seek(max(0, said.stat().st_size - 4096))
-        text = output.read().decode(errors="replace").strip()
+        said.seek(max(0, os.fstat(said.fileno()).st_size - 4096))
+        text = said.read().decode(errors="replace").strip()
     if process.returncode != 0:
         last_line = text.rpartition("\n")[2][:300] or "it said nothing"
         ended = f"status {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
@@ -159,13 +181,23 @@ def _run(words: Sequence[str], folder: Path, *, seconds: float, limit: int) -> s
     return text
 
 
-def _bytes_in(folder: Path) -> int:
-    """The bytes of the files in a folder, and below it."""
+def _has_more(folder: Path, limit: int, *, deadline: float) -> bool:
+    """Whether there are more bytes than `limit` in a folder and below it, however deep, as far as time allows to look.
+
+    A name counts, too: so the walk ends, even if there are new ones all the time.
+    """
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # it has just been removed
-            total += path.lstat().st_size
-    return total
+    folders = [str(folder)]
+    while folders and total <= limit and time.monotonic() < deadline:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:  # it has just been removed
+            for entry in entries:
+                with suppress(OSError):
+                    total += len(entry.name) + entry.stat(follow_symlinks=False).st_size
+                if total > limit:
+                    break
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    return total > limit
 
 
 def _version(words: Sequence[str], folder: Path, *, limit: int) -> str | None:
@@ -183,10 +215,13 @@ def _version(words: Sequence[str], folder: Path, *, limit: int) -> str | None:
 def read_scores(path: Path, count: int, *, limit: int) -> tuple[float, list[float]]:
     """The score of the system, and those of `count` segments: JSON, JSON lines, or a number a line.
 
-    The system's is the mean where the judge writes none. Raises JudgeError, and OSError.
+    The system's is the mean where the judge writes none. Raises JudgeError.
     """
-    with open_regular(path) as file:
-        data = file.read(limit)
+    try:
+        with open_regular(path) as file:
+            data = file.read(limit)
+    except OSError as error:
+        raise JudgeError(f"{{out}}: {error.strerror or error}") from error
     if not data.strip():
         raise JudgeError("it wrote no scores to {out}")
     try:
@@ -234,6 +269,8 @@ def _number(entry: object, place: str) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise JudgeError(f"the score of {place} is not a finite number")
+    if abs(number) > LARGEST_SCORE:
+        raise JudgeError(f"the score of {place} is beyond {LARGEST_SCORE:g}")
     return number
 
 
