@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -512,6 +513,44 @@ def with_a_pickle(folder: Path) -> None:
     torch.save({"model.shared.weight": Path("x")}, folder / "pytorch_model.bin")
 
 
+def with_pickled(change: Callable[[dict[Any, Any]], object]) -> Callable[[Path], None]:
+    """The tensors as a pickle, changed."""
+
+    def write(folder: Path) -> None:
+        tensors: dict[Any, Any] = dict(load_file(folder / "model.safetensors"))
+        (folder / "model.safetensors").unlink()
+        change(tensors)
+        torch.save(tensors, folder / "pytorch_model.bin")
+
+    return write
+
+
+def replaced(name: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Something else in the place of a file."""
+
+    def write(folder: Path) -> None:
+        for path in (folder / name, folder / ("model.safetensors" if name == "pytorch_model.bin" else name)):
+            path.unlink(missing_ok=True)
+        make(folder / name)
+
+    return write
+
+
+def of_a_tensor(make: Callable[[], Tensor]) -> Callable[[Path], None]:
+    return with_pickled(lambda held: held.update({"junk": make()}))
+
+
+HOSTILE_TENSORS: dict[str, Callable[[], Tensor]] = {
+    "sparse": lambda: torch.eye(5).to_sparse(),
+    "sparse rows": lambda: torch.eye(5).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    "nested with offsets": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    "meta": lambda: torch.zeros(2, device="meta"),
+    "of 40 GB": lambda: torch.zeros(1).expand(10**5, 10**5),
+    "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),
+    "complex": lambda: torch.zeros(2, dtype=torch.complex64),
+    "conjugate": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
+}
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "another kind": (with_config(model_type="bart"), "config.json: model_type='bart': not marian"),
     "a decoder": (with_config(architectures=["MarianForCausalLM"]), "config.json: architectures="),
@@ -557,9 +596,49 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         with_tensors(lambda held: held.update({"model.encoder.embed_positions.weight": torch.ones(64, 16)})),
         "model.encoder.embed_positions.weight is not the table of sinusoids",
     ),
+    "a key that is no text": (
+        with_pickled(lambda held: held.update({5: torch.zeros(2)})),
+        "pytorch_model.bin: not a dictionary of tensors",
+    ),
+    "a list": (with_pickled(lambda held: held.update({"x": [torch.zeros(2)]})), "not a dictionary of tensors"),
+    **{
+        f"a tensor that is {kind}": (of_a_tensor(make), "pytorch_model.bin: 'junk' is ")
+        for kind, make in HOSTILE_TENSORS.items()
+    },
+    **{
+        f"a pipe as {name}": (replaced(name, os.mkfifo), f"{name}: cannot be read (not a regular file)")
+        for name in ("config.json", "vocab.json", "source.spm", "model.safetensors", "pytorch_model.bin")
+    },
+    **{
+        f"{name} that links to itself": (
+            replaced(name, lambda path: path.symlink_to(path.name)),
+            f"{name}: cannot be read (Too many levels of ",
+        )
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json", "vocab.json")
+    },
+    **{
+        f"{name} that links to itself": (
+            replaced(name, lambda path: path.symlink_to(path.name)),
+            f"{name}: cannot be read (Too many levels of ",
+        )
+        for name in ("source.spm", "target.spm", "model.safetensors", "pytorch_model.bin")
+    },
+    **{
+        f"{name} that is empty": (with_text(name, ""), f"{name}: not a SentencePiece model")
+        for name in ("source.spm", "target.spm")
+    },
+    **{
+        f"{key} beyond a float": (with_config(**{key: 10**400}), f"config.json: {key}=1000")
+        for key in ("dropout", "attention_dropout", "activation_dropout", "d_model", "encoder_layers", "vocab_size")
+    },
+    **{
+        f"{key} beyond a float": (with_config(**{key: 10**400}), f"config.json: {key}=1000")
+        for key in ("max_position_embeddings", "decoder_start_token_id", "eos_token_id")
+    },
 }
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about rare kinds of tensors
 @pytest.mark.parametrize("case", REFUSED)
 def test_import_refuses_in_a_line(case: str, saved: Saved, tmp_path: Path) -> None:
     """Which names the file, and leaves nothing behind."""

@@ -40,6 +40,8 @@ class Tokenizer:
 
         try:
             self.sentencepiece_model, pieces = split_list(tokenizer_model)  # the content of its file, without a list
+            if not self.sentencepiece_model:  # which SentencePiece takes for a model that comes later
+                raise ValueError("it is empty")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=self.sentencepiece_model)
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{origin}: not a SentencePiece model") from error

@@ -13,6 +13,7 @@ it is that of a BOS which is learned here, too, and again without a probability 
 """
 
 import logging
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ class Published:
 def is_marian(folder: Path) -> bool:
     """Whether a folder says of itself that a Marian model is in it."""
     try:
-        settings = read_json((folder / CONFIG).resolve())
+        settings = read_json(_followed(folder / CONFIG))
     except (OSError, ValueError):
         return False
     return isinstance(settings, dict) and settings.get("model_type") == "marian"
@@ -113,7 +114,7 @@ def read_marian(folder: Path) -> Published:
     settings = _Settings.read(folder / CONFIG)
     _check_kind(settings)
     path = folder / TOKENIZER_CONFIG
-    of_tokenizer = _Settings.read(path) if path.exists() else _Settings(path, {})
+    of_tokenizer = _Settings.read(path) if os.path.lexists(path) else _Settings(path, {})
     vocabularies = _read_vocabularies(folder, settings, is_separate=of_tokenizer.flag("separate_vocabs", default=False))
     tokenizers = _tokenizers(folder, vocabularies)
     stored = _Stored.read(folder)
@@ -154,15 +155,15 @@ class _Settings:
         value = default if value is None else value
         if isinstance(value, list) and len(value) == 1:  # of ids, of which there may be several
             (value,) = value
-        if type(value) is not int or value < 0:
-            raise self.refused(key, "not a whole number")
+        if type(value) is not int or not 0 <= value < 2**31:
+            raise self.refused(key, "not a whole number below 2^31")
         return value
 
     def real(self, key: str, *, default: float) -> float:
         value = self.values.get(key)
         value = default if value is None else value
-        if type(value) not in (int, float):
-            raise self.refused(key, "not a number")
+        if type(value) not in (int, float) or not abs(value) < 2**1023:  # an integer may be beyond any float
+            raise self.refused(key, "not a finite number")
         return float(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -179,9 +180,14 @@ class _Settings:
         return InputError(f"{self.path}: {key}={self.values.get(key)!r:.80}: {why}")
 
 
+def _followed(path: Path) -> Path:
+    """The file that a link leads to, as in the cache of the hub's client; one that leads nowhere leads to itself."""
+    return Path(os.path.realpath(path))
+
+
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        values = read_json(path.resolve())
+        values = read_json(_followed(path))
     except FileNotFoundError as error:
         raise InputError(
             f"{path}: not there: a folder that `save_pretrained` of a MarianMTModel wrote has it"
@@ -247,7 +253,7 @@ def _model_config(settings: _Settings, *, biases: bool, is_tied: bool, start: St
 def _search_config(folder: Path, settings: _Settings) -> SearchConfig:
     """Their beam, and the alpha that grows at usual lengths as their power of the length does."""
     path = folder / GENERATION
-    of_search = _Settings.read(path) if path.exists() else settings
+    of_search = _Settings.read(path) if os.path.lexists(path) else settings
     beam_size = max(1, min(MOST_BEAM, of_search.number("num_beams", default=1)))
     _name_undone(of_search, banned=(settings.values.get("pad_token_id"), settings.values.get("decoder_start_token_id")))
     exponent = of_search.real("length_penalty", default=1.0)
@@ -383,7 +389,7 @@ def _tokenizers(folder: Path, vocabularies: _Vocabularies) -> Tokenizers:
 
 def _tokenizer(path: Path, vocabulary: _Vocabulary) -> Tokenizer:
     """A SentencePiece model under the ids of a vocabulary, which may be its own."""
-    model = read_model(path.resolve())  # in the cache of the hub's client it is a link
+    model = read_model(_followed(path))
     is_own = _own_pieces(model) == vocabulary.pieces
     return Tokenizer(model if is_own else with_list(model, vocabulary.pieces), str(path))
 
@@ -394,7 +400,7 @@ def _own_pieces(model: bytes) -> list[str]:
         processor = SentencePieceProcessor(model_proto=model)
         ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
         return [processor.id_to_piece(index) for index in range(len(processor))] if ids == (PAD, UNK, BOS, EOS) else []
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError, IndexError):
         return []  # whoever opens it says what is wrong
 
 
@@ -412,9 +418,9 @@ class _Stored:
     def read(cls, folder: Path) -> "_Stored":
         """Those of model.safetensors, else of a pickle that torch's weights-only loader reads. Raises InputError."""
         path = folder / WEIGHTS
-        if path.exists():
+        if os.path.lexists(path):
             try:
-                with open_regular(path.resolve()) as file:
+                with open_regular(_followed(path)) as file:
                     tensors = safetensors.torch.load(file.read())
             except OSError as error:
                 raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -422,7 +428,7 @@ class _Stored:
                 raise InputError(f"{path}: not a safetensors file: {error}") from error
         else:
             path = folder / PICKLE
-            if not path.exists():
+            if not os.path.lexists(path):
                 raise InputError(
                     f"{folder}: neither {WEIGHTS} nor {PICKLE}: save the model whole, by transformers' save_pretrained"
                 )
@@ -454,16 +460,31 @@ class _Stored:
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(_followed(path)) as file:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # a pickle fails in as many ways as there are
         reason = " ".join(str(error).split())
         raise InputError(
             f"{path}: a pickle that torch's weights-only loader does not read ({reason:.120}): save the model as "
             "safetensors, where you trust it: MarianMTModel.from_pretrained(...).save_pretrained(...)"
         ) from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise InputError(f"{path}: not a dictionary of tensors")
-    return tensors
+    is_named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
+    if not is_named or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise InputError(f"{path}: not a dictionary of tensors by their names")
+    for name, tensor in tensors.items():
+        if not _is_plain(tensor):
+            raise InputError(f"{path}: {name!a:.80} is not a plain tensor, of which the file has every number")
+    return dict(tensors)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether all numbers of a tensor are there, one after the other: a sparse one, say, may stand for any size."""
+    is_usual = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    if not is_usual or tensor.is_nested or tensor.is_quantized or tensor.device.type != "cpu":
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 @dataclass(frozen=True)
