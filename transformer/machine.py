@@ -32,6 +32,7 @@ SPIN_COUNT = "10000"
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the environment variables that decide on it
 
 MOST_THREADS_A_CORE = 4
+BUSY = 1.5  # programs that would run, for each core
 TRIM_SECONDS = 20.0  # between two trims of the heap, which take a tenth of a second
 OTHER_THREADS = 4  # of a command, beside those that compute: they load, show progress and write logs
 
@@ -156,6 +157,18 @@ def cores() -> int:
         quota, period = map(int, file.read().split())  # ValueError: the quota is `max`
         return min(available, max(1, quota // period))
     return available
+
+
+def busy() -> str | None:
+    """Why a training is slow on this machine, in words; None where its processors are enough for what runs there.
+
+    Of BUSY times as many programs as processors, some are this one's own threads.
+    """
+    with contextlib.suppress(OSError):  # where the load is unknown
+        load, processors = os.getloadavg()[0], os.cpu_count() or 1
+        if load > BUSY * processors:
+            return f"this machine is busy: its load is {load:.1f}, and it has {processors} cores: steps take longer"
+    return None
 
 
 def free_memory() -> int:

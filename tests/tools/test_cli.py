@@ -1038,13 +1038,17 @@ def test_multirun_over_outputs_keeps_them() -> None:
 
 
 def test_main_shows_as_much_of_the_log_as_is_asked_for(tmp_path: Path) -> None:
-    """Of standard error: train.log has every line."""
+    """Of standard error: train.log has every line, but for what only --verbose asks for."""
     run_dir = tmp_path / "a"
     job = tiny_job(run_dir, write_corpus(tmp_path), max_steps=2, validate_every=2, save_every=2, average=1)
     job = replace(job, search=SearchConfig(beam_size=1, max_extra=1))
 
     quiet = typed_in_a_child("train", "--quiet", *overrides(job), cwd=tmp_path)
     assert (quiet.status, quiet.said) == (0, "")
+    logged = (run_dir / "train.log").read_text(encoding="utf-8")
+    assert re.search(r" INFO [\d,]+ parameters; device cpu, precision \w+, threads \d+\n", logged)
+    assert "micro_batch_multiple" not in logged
+
     verbose = typed_in_a_child("train", *overrides(job), "-v", cwd=tmp_path)
     logged = (run_dir / "train.log").read_text(encoding="utf-8")
     assert " INFO step 2: saved\n" in logged
@@ -1052,6 +1056,8 @@ def test_main_shows_as_much_of_the_log_as_is_asked_for(tmp_path: Path) -> None:
     assert verbose.status == 0
     (line,) = [line for line in verbose.said.splitlines() if "finished at step 2 already" in line]
     assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} INFO {run_dir}: finished at step 2 .*", line)
+
+    assert re.search(r" DEBUG max_tokens \d+, layout \w+, .*micro_batch_multiple 1", verbose.said), verbose.said
 
 
 def test_overrides_leave_room_for_flags_anywhere() -> None:

@@ -78,6 +78,7 @@ def _set_volume(arguments: Arguments) -> None:
         if arguments.is_quiet:
             handler.setLevel(logging.WARNING)
         elif arguments.is_verbose:
+            logging.getLogger("transformer").setLevel(logging.DEBUG)
             handler.setLevel(logging.DEBUG)
             handler.setFormatter(PrintableFormatter(TIMED))
 

@@ -15,7 +15,7 @@ import torch
 from transformer import plugins
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import SAMPLES_TO_RERANK
-from transformer.data.corpus import LONGEST_LINE, cut_line, read_lines, with_tag
+from transformer.data.corpus import LONGEST_LINE, cut_line, is_blank, read_lines, with_tag
 from transformer.decoding.bulk import choose_device, from_files, read_file
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
@@ -26,6 +26,8 @@ from transformer.machine import resolve_threads
 from transformer.plugins import LineChecker, Splitter
 
 UNIT = "line"
+TRANSLATED = "translations"  # of lines that are not blank
+EMPTY = "empty translations"  # of these
 
 Choose = Callable[[Sequence[Translation]], list[Translation]]  # takes those of one line, gives the best first
 _Line = tuple[bytes, str]  # of the input, and the prefix of its translation
@@ -68,6 +70,7 @@ def run(job: TranslateJob, stdin: BinaryIO, stdout: BinaryIO, *, choose: Choose 
             finish=None if work.pairs is None else work.pairs.finish,
         )
     if tally is not None:
+        _warn_of_nothing(tally)
         if work.line_check is not None:
             work.line_check.warn(tally, "translate them sentence by sentence, with split=true")
         if work.pairs is not None:
@@ -99,7 +102,8 @@ class _Work:
             texts, self.translator.tags, first_line=line, key="tag"
         )
         if self._sentences is not None:
-            return Output(_translate_sentences(self.translator, job, lines, self._sentences, line=line), {})
+            joined = _translate_sentences(self.translator, job, lines, self._sentences, line=line)
+            return Output("".join(f"{text}\n" for text in joined), _counted(lines, joined))
 
         prefixes = None if job.prefix is None else [prefix for _, prefix in block]
         translations = _translate(self.translator, job, texts, prefixes, line=line, choose=self._choose)
@@ -107,7 +111,8 @@ class _Work:
         if self.pairs is not None:
             draft = self.pairs.draft(lines, [best for [best] in translations])
             return Output(draft.text, {**tally, **draft.tally})
-        return Output(format_translations(translations, job.format, first_line=line), tally)
+        found = _counted(lines, [best.text for best, *_ in translations])
+        return Output(format_translations(translations, job.format, first_line=line), {**tally, **found})
 
 
 def _with_prefixes(blocks: Iterable[list[bytes]], path: str | None) -> Generator[list[_Line], None, None]:
@@ -183,16 +188,27 @@ def _find(
 
 def _translate_sentences(
     translator: Translator, job: TranslateJob, lines: Sequence[str], sentences: Splitter, *, line: int
-) -> str:
-    """The translations of some lines, sentence by sentence, as lines of text; the first of them is `line`."""
+) -> list[str]:
+    """The translations of some lines, sentence by sentence; the first of the lines is `line`."""
     by_line = sentences.split(lines)
     translations = translator.translate(
         [with_tag(text, job.tag) for texts in by_line for text in texts],
         lines=[number for number, texts in enumerate(by_line, line) for _ in texts],
         strict=job.strict,
     )
-    joined = sentences.join(translations, map(len, by_line))
-    return "".join(f"{text}\n" for text in joined)
+    return list(sentences.join(translations, map(len, by_line)))
+
+
+def _counted(lines: Sequence[str], translations: Sequence[str]) -> dict[str, float]:
+    of_text = [translation for line, translation in zip(lines, translations, strict=True) if not is_blank(line)]
+    return {TRANSLATED: len(of_text), EMPTY: sum(map(is_blank, of_text))}
+
+
+def _warn_of_nothing(tally: Tally) -> None:
+    """Say so where no line has a translation: a model that predicts the end at once fails without a word."""
+    if 0 < tally.get(TRANSLATED, 0) == tally.get(EMPTY):
+        count = int(tally[EMPTY])
+        log.warning("%d of %d translations are empty: the model has hardly learnt", count, count)
 
 
 def _prefixes(path: str | None) -> Generator[str, None, None]:

@@ -49,7 +49,7 @@ class LineCheck:
 
     def warn(self, tally: Tally, remedy: str) -> None:
         """Log how many of the lines the model was hardly trained for, if any, and what to do about it."""
-        if self._report is None or self._report.lines is None or not tally:
+        if self._report is None or self._report.lines is None or "lines" not in tally:
             return
         lines, several, long = tally["lines"], tally["of several sentences"], tally["of more pieces than usual"]
         usual = self._report.lines

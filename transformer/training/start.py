@@ -32,6 +32,7 @@ from transformer.data.tokenizer import Tokenizers
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.score import check_scores
+from transformer.machine import busy
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import RunDir, list_steps, lock_run
 from transformer.run_names import located
@@ -55,6 +56,8 @@ from transformer.training.step import Computation, Objective
 from transformer.training.validate import DevSet
 from transformer.training.warm_start import find_source, with_model_of
 from transformer.vocabulary import VocabSize
+
+SHOWN = ("device", "precision", "threads")  # of the resolved settings; the others are for --verbose, and in run.json
 
 log = logging.getLogger(__name__)
 
@@ -274,8 +277,11 @@ def build_run(
         world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=built.memory))
 
     parameters = count_parameters(job.model, prepared.tokenizers.vocab_sizes).total
-    settings = ", ".join(f"{name} {value}" for name, value in to_json(resolved).items() if value is not None)
-    log.info("%s parameters; %s", f"{parameters:,}", settings)
+    settings = {name: f"{name} {value}" for name, value in to_json(resolved).items() if value is not None}
+    log.info("%s parameters; %s", f"{parameters:,}", ", ".join(settings.pop(name) for name in SHOWN))
+    log.debug("%s", ", ".join(settings.values()))
+    if (obstacle := busy()) is not None:
+        log.info("%s", obstacle)
     if (warning := untried_torch(torch.__version__)) is not None:
         log.warning(warning)
     if device.type == "cuda":

@@ -44,6 +44,7 @@ from transformer.config.settings import (
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.batches import Batches
 from transformer.decoding.loading import load_translator
+from transformer.decoding.output import BLANK, Translation
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
 from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
@@ -691,6 +692,35 @@ def test_translate_strict_names_the_line(run_dir: Path) -> None:
     text = b"a dog\n" * 3 + b"dog " * 300 + b"\n"
     with pytest.raises(InputError, match=r"line 4: \d+ pieces"):
         translate(job(run_dir, strict=True), io.BytesIO(text), io.BytesIO())
+
+
+@pytest.mark.parametrize("is_bulk", [False, True])
+@pytest.mark.parametrize(
+    ("text", "warnings"),
+    [
+        ("a\nb\n\nc\n", ["3 of 3 translations are empty: the model has hardly learnt"]),
+        ("a\nb\n\nlearnt\n", []),
+        ("\n \n", []),
+        ("", []),
+    ],
+)
+def test_translate_warns_where_all_translations_are_empty(
+    text: str,
+    warnings: list[str],
+    is_bulk: bool,
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def search(self: Translator, texts: Sequence[str], n: int, **how: Any) -> list[list[Translation]]:
+        return [[replace(BLANK, text="gelernt" if text == "learnt" else "")] for text in texts]
+
+    monkeypatch.setattr(Translator, "translate_n_best", search)
+    (tmp_path / "in").write_text(text)
+    files = {"input": str(tmp_path / "in"), "output": str(tmp_path / "out")} if is_bulk else {}
+    translate(job(run_dir, **files), io.BytesIO(text.encode()), io.BytesIO())
+    assert [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING] == warnings
 
 
 def test_translate_passes_search_overrides_to_the_search(run_dir: Path) -> None:

@@ -25,6 +25,7 @@ from transformer.errors import InputError, StorageError
 from transformer.machine import (
     KERNEL_CACHES,
     NO_MEMORY,
+    busy,
     describe_processor,
     install_command,
     lack_of,
@@ -33,6 +34,32 @@ from transformer.machine import (
     resolve_threads,
     source_commit,
 )
+
+
+@pytest.mark.parametrize(
+    ("load", "processors", "said"),
+    [
+        (14.26, 2, "this machine is busy: its load is 14.3, and it has 2 cores: steps take longer"),
+        (3.1, 2, "this machine is busy: its load is 3.1, and it has 2 cores: steps take longer"),
+        (3.0, 2, None),
+        (60.0, 64, None),
+        (0.0, None, None),
+    ],
+)
+def test_busy_names_the_load_and_the_cores(
+    load: float, processors: int | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 99.0, 99.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    assert busy() == said
+
+
+def test_busy_says_nothing_where_the_load_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("Load averages are unobtainable")
+
+    monkeypatch.setattr(os, "getloadavg", fail)
+    assert busy() is None
 
 
 def test_install_command_names_the_packages_of_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
