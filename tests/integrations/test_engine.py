@@ -48,6 +48,7 @@ from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.evaluation.sets import evaluate, format_results
 from transformer.integrations.engine import ctranslate2, make, searcher
+from transformer.integrations.engine.files import seal
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
@@ -380,6 +381,18 @@ def test_engine_that_is_damaged_is_made_again(run_dir: Path, damage: str) -> Non
     DAMAGE[damage](folder)
     assert load(run_dir).translate(TEXTS) == expected
     assert (folder / "model.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize("forged", [b'["a"]', b"{}", b"[" * 100_000, b"\xff", b""])
+def test_engine_whose_vocabulary_was_forged_with_its_manifest_is_refused(run_dir: Path, forged: bytes) -> None:
+    [folder] = engines_of(run_dir)
+    (folder / "shared_vocabulary.json").write_bytes(forged)
+    (folder / "MANIFEST.json").unlink()
+    seal(folder)
+    with pytest.raises(InputError, match=f"^{folder}: its vocabulary is not the run's: remove the folder"):
+        load(run_dir).translate(TEXTS)
+    shutil.rmtree(folder)
+    assert load(run_dir).translate(TEXTS)
 
 
 def test_engine_of_other_weights_is_another(run_dir: Path, spm: bytes, tmp_path: Path) -> None:

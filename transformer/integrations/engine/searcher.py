@@ -11,11 +11,13 @@ Its rules differ from those of `beam_search` in three places.
   its own maximum is searched again, with others of the same maximum.
 """
 
+import json
 import os
 import shutil
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -236,10 +238,22 @@ class Searcher:
     def _open(self, *, workers: int, threads: int) -> Any:
         files = self._files or read_engine(self.folder)
         self._files = None
+        self._check_vocabularies(files)
         try:
             return open_translator(files, device=self._device, workers=workers, threads=threads)
         except (RuntimeError, ValueError) as error:  # of CTranslate2, such as a CUDA library that is missing
             raise InputError(f"search.engine=ctranslate2: {error}: set search.engine=torch") from error
+
+    def _check_vocabularies(self, files: Mapping[str, bytes]) -> None:
+        """Raise InputError unless the files have the run's pieces: a manifest may be forged with them."""
+        for side, pieces in {"source": self.vocabularies.source, "target": self.vocabularies.target}.items():
+            found = None
+            with suppress(ValueError, RecursionError):
+                found = json.loads(files.get(f"{side}_vocabulary.json", files.get("shared_vocabulary.json", b"")))
+            if found != pieces:
+                raise InputError(
+                    f"{self.folder}: its vocabulary is not the run's: remove the folder, which is made again"
+                )
 
 
 @dataclass(frozen=True)

@@ -472,10 +472,13 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         ) from error
     is_named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
     if not is_named or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise InputError(f"{path}: not a dictionary of tensors by their names")
+        raise InputError(f"{path}: not a dictionary of tensors by their names: save the model by save_pretrained")
     for name, tensor in tensors.items():
         if not _is_plain(tensor):
-            raise InputError(f"{path}: {name!a:.80} is not a plain tensor, of which the file has every number")
+            raise InputError(
+                f"{path}: {name!a:.80} is not a plain tensor, of which the file has every number: save the model by "
+                "save_pretrained"
+            )
     return dict(tensors)
 
 
