@@ -852,6 +852,20 @@ FOUND = (
         "tools/test_verify.py::test_verify_names_other_threads_as_a_condition",
     ),
     Mutant(
+        "what a judge has started in a session of its own outlives it",
+        "integrations/judge_process.py",
+        "prctl(_PR_SET_CHILD_SUBREAPER, 1,",
+        "prctl(_PR_SET_CHILD_SUBREAPER, 0,",
+        "integrations/test_judges.py::test_judge_is_ended_with_what_it_has_started[a daemon-is done]",
+    ),
+    Mutant(
+        "a tensor stands for more numbers than its file has",
+        "integrations/published/marian.py",
+        "tensor.numel() * tensor.element_size() <= tensor",
+        "0 <= tensor",
+        "integrations/test_import.py::test_import_refuses_in_a_line[a tensor that is expanded]",
+    ),
+    Mutant(
         "a judge's first number is the system's score",
         "integrations/judges.py",
         "(numbers[0] if len(numbers) == 1 else None)",

@@ -546,6 +546,7 @@ HOSTILE_TENSORS: dict[str, Callable[[], Tensor]] = {
     "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
     "nested with offsets": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
     "meta": lambda: torch.zeros(2, device="meta"),
+    "expanded": lambda: torch.zeros(1).expand(2, 2),
     "of 40 GB": lambda: torch.zeros(1).expand(10**5, 10**5),
     "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),
     "complex": lambda: torch.zeros(2, dtype=torch.complex64),
