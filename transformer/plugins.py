@@ -60,6 +60,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     "score": {"paper_bleu": f"{_TOOLS}.paper_bleu:PAPER_BLEU"},
     "lines": {
         "check": f"{_TOOLS}.sentences:LineCheck",
+        "faults": f"{_TOOLS}.first_look:warnings_of",
         "split": f"{_TOOLS}.sentences:Sentences.of",
         "keep": f"{_TOOLS}.synthetic:Pairs.of",
     },
@@ -320,6 +321,10 @@ def find(kind: Literal["judges"], name: str) -> Judges: ...
 def find(kind: Literal["score"], name: str) -> ScoreMetric: ...
 @overload
 def find(kind: Literal["lines"], name: Literal["check"]) -> "Callable[[Path, Tokenizer], LineChecker]": ...
+@overload
+def find(
+    kind: Literal["lines"], name: Literal["faults"]
+) -> "Callable[[Mapping[str, Sequence[Pair]], Mapping[str, tuple[str, str]]], list[str]]": ...
 @overload
 def find(kind: Literal["lines"], name: Literal["split"]) -> Callable[[Path], Splitter]: ...
 @overload

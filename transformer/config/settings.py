@@ -486,6 +486,12 @@ class DataConfig:
         "to its size to the power 1 / temperature (1: as they are; 5: small sets much more often; null: as they are)",
     )
     filter: FilterConfig = field(default_factory=FilterConfig)
+    check: bool = option(
+        True,
+        "warn of a header, exchanged sides and test sets that are trained on, as far as the first 10,000 pairs show "
+        "them (doctor looks at all)",
+        on_resume=OnResume.allow,
+    )
     store_dir: str | None = option(
         None,
         "where prepared corpora, and copies of data sets, are kept (null: beside the run)",

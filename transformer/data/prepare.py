@@ -15,8 +15,10 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
+from transformer import plugins
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig
 from transformer.data.building import Built, build, is_usable, open_built
@@ -42,6 +44,8 @@ from transformer.data.training_text import (
 from transformer.errors import InputError, StorageError
 from transformer.files import build_once
 from transformer.vocabulary import UNK, describe_vocab_size, own_source_size
+
+CHECKED = 10_000  # pairs of a training set, from its beginning, that are looked at for plain faults
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +135,8 @@ def prepare(job: TrainJob) -> Prepared:
     sets = open_sets(job.data, store_dir)
     corpus = training_text(job, sets, models)
     digests = digest_text(corpus, store_dir)
+    if job.data.check:
+        _warn_of_faults(sets)
     built = _open_or_build(store_dir / digests.of_text[:16], corpus)
     digests.remember(store_dir)
     counts = dict(zip(mixture_weights, built.report.sources, strict=True))
@@ -263,6 +269,18 @@ def _data_report(
         targets=built.report.targets,
         lines=built.report.lines,
     )
+
+
+def _warn_of_faults(sets: Mapping[str, TextSet]) -> None:
+    """Log what is plainly wrong with the text, before anything is made of it."""
+    if plugins.has("lines", "faults"):
+        first = {
+            name: list(islice(text_set.source.pairs(), CHECKED)) if text_set.pairs is None else text_set.pairs
+            for name, text_set in sets.items()
+        }
+        languages = {name: text_set.languages for name, text_set in sets.items()}
+        for warning in plugins.find("lines", "faults")(first, languages):
+            log.warning("%s (`transformer doctor` tells more)", warning)
 
 
 def _log_left_out(report: DataReport) -> None:

@@ -359,6 +359,7 @@ ON_RESUME = {
     "data.extra.NAME.tag": "r",
     "data.extra.NAME.weight": "r",
     "data.temperature": "r",
+    "data.check": "a",
     "data.filter.max_length": "r",
     "data.filter.max_ratio": "r",
     "data.filter.drop_identical": "r",
