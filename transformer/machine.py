@@ -10,13 +10,12 @@ import os
 import platform
 import re
 import resource
-import shlex
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distributions, requires
+from importlib.metadata import distributions
 from pathlib import Path
 
 from transformer.errors import InputError, StorageError
@@ -237,20 +236,6 @@ def installed_packages() -> dict[str, str]:
         if "Name" in metadata and "Version" in metadata:  # an installation may be broken
             versions.setdefault(metadata["Name"].lower(), metadata["Version"])
     return dict(sorted(versions.items()))
-
-
-def install_command(extra: str) -> str:
-    """What installs an optional part: its packages by name, as this one may have come from a clone or from an address.
-
-    Where the package was not installed at all, what does so in a clone.
-    """
-    try:
-        requirements = requires("transformer-mt") or []
-    except PackageNotFoundError:
-        requirements = []
-    named = [text.partition(";") for text in requirements]
-    of_extra = [package.strip() for package, _, when in named if re.search(rf"extra == ['\"]{extra}['\"]", when)]
-    return f"pip install {shlex.join(of_extra or ['-e', f'.[{extra}]'])}"
 
 
 @cache  # what a process runs is what it has imported, whatever is changed in the folder meanwhile

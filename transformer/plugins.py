@@ -9,13 +9,14 @@ model says never has code of another package executed. docs/plugins.md shows a p
 """
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distributions, requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload
 
@@ -399,6 +400,20 @@ def load(target: Reference | type) -> Any:
     for attribute in filter(None, path.split(".")):
         found = getattr(found, attribute)
     return found
+
+
+def install_command(extra: str) -> str:
+    """What installs an optional part: its packages by name, as this one may have come from a clone or from an address.
+
+    Where the package was not installed at all, what does so in a clone.
+    """
+    try:
+        requirements = requires("transformer-mt") or []
+    except PackageNotFoundError:
+        requirements = []
+    named = [text.partition(";") for text in requirements]
+    of_extra = [package.strip() for package, _, when in named if re.search(rf"extra == ['\"]{extra}['\"]", when)]
+    return f"pip install {shlex.join(of_extra or ['-e', f'.[{extra}]'])}"
 
 
 # ---- those of other packages ----------------------------------------------------------------------------------------

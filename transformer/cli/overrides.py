@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from transformer.cli.commands import COMMANDS
 from transformer.config.keys import check_override, did_you_mean, groups_of, key_meant, keys_of, list_override, names_in
 from transformer.errors import InputError
-from transformer.machine import install_command
+from transformer.plugins import install_command
 
 PROGRAM_FLAGS = ("--help", "--version", "--completion")  # in the place of a command
 QUIET = ("-q", "--quiet")

@@ -25,8 +25,7 @@ from transformer import plugins
 from transformer.config.languages import language_of
 from transformer.config.settings import BleuTokenizer, require
 from transformer.errors import InputError
-from transformer.machine import install_command
-from transformer.plugins import Measure, Measured, ScoreMetric, ScoreSettings
+from transformer.plugins import Measure, Measured, ScoreMetric, ScoreSettings, install_command
 from transformer.records import NamedScore, Scores
 
 log = logging.getLogger(__name__)

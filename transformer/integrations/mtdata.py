@@ -33,7 +33,7 @@ from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
 from transformer.data.source import CorpusRecord, Download
 from transformer.errors import InputError
-from transformer.machine import install_command
+from transformer.plugins import install_command
 
 PREFIX = "mtdata:"
 

@@ -604,7 +604,7 @@ def test_prepare_refuses_a_bad_extra_corpus_before_it_writes_anything(job: Train
     with pytest.raises(InputError, match=r"b\.tsv: cannot be read .*: check data\.extra\.b"):
         prepare(job)
     job.data.extra["b"] = ExtraConfig()
-    with pytest.raises(InputError, match=r"^data\.extra\.b\.src is not set"):
+    with pytest.raises(InputError, match=r"^data\.extra\.b\.src and data\.extra\.b\.tgt are not set"):
         prepare(job)
     assert nothing_written(job)
 

@@ -35,7 +35,7 @@ from transformer.integrations.engine.files import MARKS, is_usable, read_engine,
 from transformer.integrations.engine.parity import choose_sentences, compare
 from transformer.integrations.engine.peer import FLOAT32_BOUND
 from transformer.integrations.engine.searcher import Searcher, temporary_folder
-from transformer.machine import install_command
+from transformer.plugins import install_command
 from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
 from transformer.vocabulary import UNK
 

@@ -46,7 +46,8 @@ from transformer.integrations.export import argos, ctranslate2, marian, onnx
 from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags
 from transformer.integrations.export.formats import Original
 from transformer.integrations.export.job import ExportJob, Target
-from transformer.machine import install_command, resolve_threads
+from transformer.machine import resolve_threads
+from transformer.plugins import install_command
 from transformer.run_dir import DEV, RunDir
 from transformer.tools.markdown import plain
 
