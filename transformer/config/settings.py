@@ -806,7 +806,7 @@ class SearchConfig:
     )
     cuda_graphs: bool | None = option(
         None,
-        "let a GPU replay the recorded steps of a beam search, where it was loaded from a run (null: no)",
+        "let a GPU replay the recorded steps of a beam search, once it is loaded from a run (null: no)",
         on_resume=OnResume.allow,
     )
 
