@@ -137,8 +137,16 @@ def test_train_resumes_under_every_recipe(
 # ---- what may change under way --------------------------------------------------------------------------------------
 
 FREE = {
-    *("run_dir", "data.scores", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
-    *("data.root", "data.store_dir", "train.max_steps", "train.log_every", "train.save_every"),
+    *("run_dir", "search.beam_size", "search.length_penalty", "search.max_extra", "search.batch_tokens"),
+    *(
+        "data.check",
+        "data.scores",
+        "data.root",
+        "data.store_dir",
+        "train.max_steps",
+        "train.log_every",
+        "train.save_every",
+    ),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
     *("train.average", "train.samples", "train.trackers", "train.prefetch", "train.proof", "train.profile"),
     *("data.dev.tag", "data.train.tgt_lang", "data.dev.tgt_lang"),
