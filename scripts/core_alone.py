@@ -7,6 +7,7 @@ runs `tests/core`, and trains the demo for 100 steps by the command line. Exit s
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def optional_packages() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     own = {"dev", "gpu-tests", "ja", "ko"}  # the tests' own tools, the core's kernels, sacreBLEU's tokenizers
     named = [line for extra, lines in project["optional-dependencies"].items() if extra not in own for line in lines]
-    modules = {line.partition(">")[0].partition("[")[0].strip().replace("-", "_") for line in named}
+    modules = {re.split("[=>[;]", line)[0].strip().replace("-", "_") for line in named}
     return modules - {"sacrebleu", "transformer_mt"}
 
 

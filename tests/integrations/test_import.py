@@ -376,7 +376,7 @@ def test_import_makes_a_run_that_every_command_takes(
     exported = export(
         ExportJob(
             run_dir=str(run_dir),
-            to=Target.marian,
+            to=Target.huggingface,
             output=str(tmp_path / "back"),
             src=pair.src,
             tgt=pair.tgt,
@@ -388,6 +388,8 @@ def test_import_makes_a_run_that_every_command_takes(
     assert (tmp_path / "back" / "source.spm").read_bytes() == (folder / "source.spm").read_bytes()
     with pytest.raises(InputError, match="to=onnx: the ids of this run's pieces are those of a list"):
         export(ExportJob(run_dir=str(run_dir), to=Target.onnx, output=str(tmp_path / "onnx"), src=pair.src))
+    with pytest.raises(InputError, match=r"model\.positions=sinusoidal: Marian's sinusoids have other frequencies"):
+        export(ExportJob(run_dir=str(run_dir), to=Target.marian, output=str(tmp_path / "marian"), src=pair.src))
 
 
 def test_import_in_ctranslate2_translates_as_their_own_converter_has_it(saved: Saved, tmp_path: Path) -> None:
@@ -420,7 +422,7 @@ def test_import_of_an_export_of_a_run_is_that_run(changes: dict[str, Any], tmp_p
     data = write_corpus(tmp_path / "corpus")
     model = {"activation": Activation.swish, **changes}
     run_dir = run(tiny_job(tmp_path / "run", data, model, max_steps=2, average=1))
-    export(ExportJob(run_dir=str(run_dir), to=Target.marian, output=str(tmp_path / "saved"), threads=1))
+    export(ExportJob(run_dir=str(run_dir), to=Target.huggingface, output=str(tmp_path / "saved"), threads=1))
     import_model(str(tmp_path / "saved"), tmp_path / "back", key="from")
     models = [read(path / "averaged" / "config.json")["model"] for path in (run_dir, tmp_path / "back")]
     assert models[0] == models[1]
@@ -460,7 +462,7 @@ def test_init_from_a_published_model_goes_on_from_it(saved: Saved, tmp_path: Pat
     finally:
         hidden.rename(folder)
     assert read(runs[0] / "results.json")["steps"] == 3
-    for target in (Target.ctranslate2, Target.marian):
+    for target in (Target.ctranslate2, Target.huggingface):
         exported = export(ExportJob(run_dir=str(runs[0]), to=target, output=str(tmp_path / target.value), threads=1))
         assert exported.parity.problems == []
 

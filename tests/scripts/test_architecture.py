@@ -49,7 +49,7 @@ OWNERS = {
     "torch.utils.tensorboard": "tracking",
     "trackio": "integrations.trackers.service",
     "wandb": "integrations.trackers.service",
-    "transformers": "integrations.export.marian",
+    "transformers": "integrations.export.huggingface",
     "torch.nn.attention.varlen": "model.attention",
     "transformer.kernels.gpu.attention": "kernels.packed_attention",
     "transformer.kernels.gpu.loss": "kernels.triton_loss",

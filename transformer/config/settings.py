@@ -332,12 +332,13 @@ class ModelConfig:
     )
     positions: Positions = option(
         Positions.sinusoidal,
-        "fixed sinusoids, those of Marian, whose frequencies are a little lower, or learned positions",
+        "fixed sinusoids, those of Marian, whose frequencies are a little lower (to=marian needs them), or learned "
+        "positions",
     )
     max_positions: int = option(1024, "the longest sentence of the model, in pieces, EOS counted")
     start: Start = option(
         Start.learned,
-        "what the decoder reads first: the learned embedding of <s>, or zeros, as in Marian; "
+        "what the decoder reads first: the learned embedding of <s>, or zeros, as in Marian (to=marian needs them); "
         "<s> and <pad> have no probability then",
     )
     tie_embeddings: bool = option(

@@ -4,9 +4,9 @@
                        ExportFormat.load  -> a Peer, which runs the exported model
     Original, Peer and sentences -> parity.compare -> Parity -> the folder gets its name
 
-`formats` says what a format is; `ctranslate2`, `argos`, `marian` and `onnx` are the four of them. CTranslate2's writer,
-the check and the folding of weights are those of `integrations/engine`. A folder with the final name is complete, and
-was checked.
+`formats` says what a format is; `ctranslate2`, `argos`, `marian`, `huggingface` and `onnx` are the five of them.
+CTranslate2's writer, the check and the folding of weights are those of `integrations/engine`. A folder with the final
+name is complete, and was checked.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ from transformer.files import (
 )
 from transformer.integrations.engine.parity import Parity, choose_sentences, compare, format_parity, mean_length
 from transformer.integrations.engine.peer import exponent_near
-from transformer.integrations.export import argos, ctranslate2, marian, onnx
+from transformer.integrations.export import argos, ctranslate2, huggingface, marian, onnx
 from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags
 from transformer.integrations.export.formats import Original
 from transformer.integrations.export.job import ExportJob, Target
@@ -54,10 +54,14 @@ from transformer.tools.markdown import plain
 PARITY = "parity.json"
 README = "README.md"
 
+# to=marian was Hugging Face's form before 0.2.0; to be said until 0.3.0.
+RENAMED = "to=marian writes Marian's own files; those of Hugging Face's MarianMTModel are to=huggingface now"
+
 FORMATS = {
     Target.ctranslate2: ctranslate2.FORMAT,
     Target.argos: argos.FORMAT,
     Target.marian: marian.FORMAT,
+    Target.huggingface: huggingface.FORMAT,
     Target.onnx: onnx.FORMAT,
 }
 
@@ -260,6 +264,7 @@ def _disk_errors_named(output: Path) -> Iterator[None]:
 def format_exported(exported: Exported) -> str:
     """What was written, and the check."""
     lines = [
+        *([RENAMED] if exported.to is Target.marian else []),
         f"{exported.output}: {exported.to.value} in {exported.quantization.value}, {exported.megabytes:.1f} MB, "
         f"of {exported.run_dir} ({exported.checkpoint}); {README} in it says how to load it",
         f"checked on sentences of {exported.checked_on}:",

@@ -1,13 +1,18 @@
 """What each format can express of our models: a model is refused before anything is written."""
 
-from transformer.config.settings import DataConfig, ModelConfig, Norm, Positions, Score
+from transformer.config.settings import Activation, DataConfig, ModelConfig, Norm, Positions, Score, Start
 from transformer.data.tokenizer import Tokenizers
 from transformer.errors import InputError
 from transformer.integrations.engine.ctranslate2 import MOST_INPUT
 from transformer.integrations.engine.weights import Heads
 from transformer.integrations.export.job import Target
 
-NAMES = {Target.ctranslate2: "CTranslate2", Target.argos: "CTranslate2", Target.marian: "Hugging Face's Marian"}
+NAMES = {
+    Target.ctranslate2: "CTranslate2",
+    Target.argos: "CTranslate2",
+    Target.marian: "Marian",
+    Target.huggingface: "Hugging Face's Marian",
+}
 
 
 def check_expressible(config: ModelConfig, target: Target) -> None:
@@ -19,15 +24,37 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
     if config.score is Score.additive:
         raise InputError(f"model.score=additive: {name} has dot products only; to=onnx can express it")
 
-    if target is Target.marian:
-        other = "to=ctranslate2 and to=onnx can express it"
+    other = "to=ctranslate2 and to=onnx can express it"
+    is_marian = target in (Target.marian, Target.huggingface)
+    if is_marian and config.positions is Positions.learned:
+        raise InputError(f"model.positions=learned: {name} computes sinusoids and stores no positions; {other}")
+    if is_marian:
+        marian_heads(config, name)
+
+    if target is Target.huggingface:
         if config.norm is Norm.pre:
             raise InputError(f"model.norm=pre: {name} has its norms after the residual sum only; {other}")
         if config.positions is Positions.marian:
             raise InputError(f"model.positions=marian: {name} computes the paper's sinusoids; {other}")
-        if config.positions is Positions.learned:
-            raise InputError(f"model.positions=learned: {name} computes sinusoids and stores no positions; {other}")
-        marian_heads(config)
+
+    if target is Target.marian:
+        if config.norm is Norm.pre:
+            raise InputError(
+                f"model.norm=pre: {name} decodes with keys and values that have no norm before them, which it trains "
+                f"with; {other}"
+            )
+        if config.start is Start.learned:
+            raise InputError(
+                f"model.start=learned: {name}'s decoder starts from zeros: train with model.start=zeros; "
+                f"to=huggingface, {other}"
+            )
+        if config.positions is Positions.sinusoidal:
+            raise InputError(
+                f"model.positions=sinusoidal: {name}'s sinusoids have other frequencies: train with "
+                f"model.positions=marian; to=huggingface, {other}"
+            )
+        if config.activation is Activation.gelu:
+            raise InputError(f"model.activation=gelu: {name} has an approximation, x * sigmoid(1.702 x); {other}")
 
     if target is Target.argos and config.positions is Positions.learned and config.max_positions <= MOST_INPUT:
         raise InputError(
@@ -50,14 +77,14 @@ def check_pieces(tokenizers: Tokenizers, target: Target) -> None:
     """
     if target is Target.argos and not tokenizers.is_shared:
         raise InputError("tokenizer.target: Argos has one SentencePiece model for both languages; use to=ctranslate2")
-    if target is Target.onnx and any(tokenizer.is_listed for tokenizer in tokenizers.sides):
+    if target in (Target.onnx, Target.marian) and any(tokenizer.is_listed for tokenizer in tokenizers.sides):
         raise InputError(
-            "to=onnx: the ids of this run's pieces are those of a list, as in Marian's models, and not SentencePiece's "
-            "own; to=ctranslate2 and to=marian can express it"
+            f"to={target.value}: the ids of this run's pieces are those of a list, as in Marian's models, and not "
+            "SentencePiece's own; to=ctranslate2 and to=huggingface can express it"
         )
 
 
-def marian_heads(config: ModelConfig) -> Heads:
+def marian_heads(config: ModelConfig, name: str = "Marian") -> Heads:
     """The fewest heads that divide d_model among them, as Marian's do; the heads beyond ours are zeros.
 
     Raises InputError where such heads are too narrow for ours.
@@ -69,7 +96,7 @@ def marian_heads(config: ModelConfig) -> Heads:
     for key, needed in (("d_k", config.key_width), ("d_v", config.value_width)):
         if needed > width:
             raise InputError(
-                f"model.{key}={needed}: the heads of Hugging Face's Marian share model.d_model={config.d_model}, "
+                f"model.{key}={needed}: the heads of {name} share model.d_model={config.d_model}, "
                 f"{width} for each of {count}; to=ctranslate2 and to=onnx can express it"
             )
     return Heads(count, width)

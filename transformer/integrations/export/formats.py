@@ -2,7 +2,7 @@
 
     Original -> ExportFormat.write -> files -> ExportFormat.load -> Peer -> `parity.compare`
 
-The modules `ctranslate2`, `marian` and `onnx` each have one `ExportFormat`.
+The modules beside this one that are named as in `job.Target` each have one `ExportFormat`.
 """
 
 from collections.abc import Callable

@@ -13,6 +13,7 @@ class Target(Enum):
     ctranslate2 = "ctranslate2"
     argos = "argos"
     marian = "marian"
+    huggingface = "huggingface"
     onnx = "onnx"
 
 

@@ -1,220 +1,289 @@
-"""Exports to Hugging Face's MarianMTModel: the same model in `transformers`, to share, to fine-tune, and to generate.
+"""Exports to Marian: its own files, which `marian-decoder`, `marian-scorer` and what is made of Marian read.
 
-    write        the weights that `weights.fold` gives -> renamed, channels permuted -> transformers' files
-    MarianPeer   the files -> transformers' own search, for the check
+    model.npz      the weights, with the settings of the model in them: see `marian_graph`
+    *.spm          the SentencePiece models, one or two
+    decoder.yml    the settings of a search: `marian-decoder -c decoder.yml`
 
-Checked against transformers 5.23. MarianMTModel computes its table of positions when it is loaded, with all sines
-before all cosines, where ours alternate: `published.names` permutes the channels, and has the names.
+    write          the weights that `weights.fold` gives -> Marian's names, channels permuted, products transposed
+    MarianPeer     the files -> the formulas of `marian_graph` in float64, with our search, for the check
+
+No engine is needed, here or for the check. With Marian 1.12.42 the two have been compared where it can be had:
+tests/integrations/test_marian_engine.py.
 """
 
-import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
-from transformer.config.settings import ModelConfig
-from transformer.data.tokenizer import Tokenizer
-from transformer.files import encode_json
-from transformer.integrations.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad, without_end
-from transformer.integrations.engine.weights import fold, is_rounded
+from transformer.decoding.search import beam_search
+from transformer.integrations.engine.peer import Forced, forced_by, pad
+from transformer.integrations.engine.weights import fold
 from transformer.integrations.export.expressible import marian_heads
 from transformer.integrations.export.formats import ExportFormat, Original
-from transformer.integrations.published.names import channels_of, name_in_marian
+from transformer.integrations.export.marian_graph import (
+    SETTINGS,
+    MarianGraph,
+    Memory,
+    Past,
+    settings_as_array,
+    settings_as_yaml,
+)
+from transformer.integrations.published.names import MarianName, channels_of
 from transformer.model.transformer import Transformer
-from transformer.vocabulary import BOS, EOS, PAD, VocabSizes
+from transformer.vocabulary import BOS, EOS
 
-_MATRICES = {
-    "embedding": "model.shared.weight",
-    "source_embedding.matrix": "model.encoder.embed_tokens.weight",
-    "target_embedding.matrix": "model.decoder.embed_tokens.weight",
-    "output": "lm_head.weight",
-}
+Array = npt.NDArray[Any]
 
-FLOAT64_BOUND = 1e-9  # what float64 may change in a log-probability
-_LONGEST = 512  # tokens that generate() makes at most unless it is told otherwise, where there are as many positions
+MODEL = "model.npz"
+DECODER = "decoder.yml"
+SHARED_SPM = "vocab.spm"
+SPMS = ("source.spm", "target.spm")
+VERSION = "v1.12.42"  # of Marian, whose settings these are
+BOUND = 1e-3  # what another number under the root of each norm may change in a log-probability
+LENGTH_FACTOR = 5  # a translation has at most so many times the pieces of its source
 
-README = """# A translation model for Hugging Face's transformers
+README = """# A translation model for Marian
 
-Exported from {origin}. `parity.json` says how exactly it computes what that model computes.
+Exported from {origin}. `parity.json` says how exactly its formulas, computed by numpy, agree with that model.
 
-```python
-from transformers import MarianMTModel, MarianTokenizer  # pip install torch transformers sentencepiece sacremoses
-
-folder = {output!r}
-tokenizer = MarianTokenizer.from_pretrained(folder)
-model = MarianMTModel.from_pretrained(folder)
-
-batch = tokenizer(["A sentence.", "And another one."], return_tensors="pt", padding=True)
-print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
+```sh
+marian-decoder -c {output}/{decoder} < in.txt > out.txt                 # --cpu-threads 4, or --devices 0
+marian-scorer -m {output}/{model} -v {vocabs} -t in.txt out.txt
 ```
 
-- transformers 5 has no `pipeline("translation")`: use `generate`, as above.
-- With a beam, `generate` divides a log-probability by length**{exponent:g}, and the run by
-  ((5 + length) / 6)**{alpha:g}. At usual lengths they do much the same; a development set may have a better exponent.
-  It is in `generation_config.json`, unless the run's search is greedy.
-  `early_stopping="never"` ends a search as the run does.
-- MarianTokenizer takes a literal `</s>`, `<unk>` or `<pad>` in a text for the token of that name.
+With `pip install pymarian==1.12.42`, which Python 3.11 has, the first is
+`python -c "import _pymarian; _pymarian.main(['decode', '-c', '{output}/{decoder}'])"`.
+
+- Marian divides a log-probability by length**normalize, and the run by ((5 + length) / 6)**{alpha:g}. `{decoder}` has
+  {exponent:g}, which does much the same at usual lengths; a development set may have a better one.
+- Marian ends a search when as many translations are finished as the beam is wide, and a translation at {factor} times
+  the pieces of its source (`max-length-factor`); the run at {extra} pieces more.
+- Its norms add 1e-6 to a variance, where the run's add 1e-5.
+- Text of more than {positions} pieces is cut (`max-length-crop`).
 """
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+_ATTENTIONS = {"self_attention": "self", "cross_attention": "context"}
+_MATRICES = {
+    "source_embedding.matrix": "encoder_Wemb",
+    "target_embedding.matrix": "decoder_Wemb",
+    "output": "decoder_ff_logit_out_Wt",
+}
+OUTPUT_BIAS = "decoder_ff_logit_out_b"
+
+
+def _place(name: str) -> MarianName:
+    """Where Marian has a weight of a layer, such as `decoder.0.cross_attention.W_q.weight`."""
+    stack, layer, *parts, kind = name.split(".")
+    scale_or_bias = "scale" if kind == "weight" else "bias"
+    weight_or_bias = "W" if kind == "weight" else "b"
+    prefix = f"{stack}_l{int(layer) + 1}"
+    match parts:
+        case ["feed_forward_norm"]:
+            return MarianName(f"{prefix}_ffn_ffn_ln_{scale_or_bias}", is_reader=False)
+        case [norm]:
+            attention = _ATTENTIONS[norm.removesuffix("_norm")]
+            return MarianName(f"{prefix}_{attention}_Wo_ln_{scale_or_bias}", is_reader=False)
+        case ["feed_forward", linear]:
+            return MarianName(f"{prefix}_ffn_{weight_or_bias}{linear[-1]}", is_reader=linear == "W_1")
+        case [attention, projection]:
+            letter = projection[-1]
+            return MarianName(f"{prefix}_{_ATTENTIONS[attention]}_{weight_or_bias}{letter}", is_reader=letter != "o")
+    raise ValueError(f"{name} has no place in Marian")
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def write(original: Original, folder: Path) -> None:
-    """Write the model, its tokenizer and its settings for generation."""
-    from transformers import GenerationConfig, MarianConfig, MarianMTModel
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # for files that take a second
+    """Write the model, its SentencePiece models and the settings of a search."""
     translator = original.translator
-    config = translator.model.config
-    heads = marian_heads(config)
-    has_one_vocabulary = translator.tokenizers.has_one_vocabulary
+    arrays = {name: weight.numpy() for name, weight in _weights(translator.model).items()}
+    arrays[SETTINGS] = settings_as_array(_model_settings(translator.model))
+    np.savez(folder / MODEL, **arrays)  # type: ignore[arg-type]  # a keyword of numpy's own is no name of ours
 
-    # An equal model of theirs, with random weights.
-    model = MarianMTModel(
-        MarianConfig(
-            vocab_size=translator.model.source_vocab_size,
-            decoder_vocab_size=translator.model.vocab_size,
-            max_position_embeddings=config.max_positions,
-            encoder_layers=config.n_layers,
-            decoder_layers=config.decoder_layers,
-            encoder_attention_heads=heads.count,
-            decoder_attention_heads=heads.count,
-            encoder_ffn_dim=config.d_ff,
-            decoder_ffn_dim=config.d_ff,
-            d_model=config.d_model,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            activation_dropout=config.relu_dropout,
-            activation_function=config.activation.name,
-            scale_embedding=True,
-            share_encoder_decoder_embeddings=config.tie_embeddings and has_one_vocabulary,
-            tie_word_embeddings=config.tie_embeddings,
-            pad_token_id=PAD,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-            decoder_start_token_id=BOS,
-            forced_eos_token_id=None,
-        )
-    )
-    model.generation_config = GenerationConfig(
-        num_beams=translator.search.beam_size,
-        length_penalty=original.exponent if translator.search.beam_size > 1 else 1.0,  # greedy search takes no other
-        max_length=min(_LONGEST, config.max_positions),
-        bad_words_ids=[[PAD], [BOS]],
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=BOS,
-    )
-
-    # Our weights. What is missing is computed by MarianMTModel, or tied.
-    missing, unexpected = model.load_state_dict(_state(translator.model), strict=False)
-    computed = ("embed_positions.weight", "embed_tokens.weight", "lm_head.weight", "final_logits_bias")
-    assert not unexpected, unexpected
-    assert all(name.endswith(computed) for name in missing), missing
-
-    model.save_pretrained(folder)
-    _write_tokenizer(original, folder)
+    for name, tokenizer in zip(_spm_names(original), translator.tokenizers.sides, strict=True):
+        (folder / name).write_bytes(tokenizer.sentencepiece_model)
+    (folder / DECODER).write_text(settings_as_yaml(_search_settings(original)), encoding="utf-8")
 
 
-def _write_tokenizer(original: Original, folder: Path) -> None:
-    """The SentencePiece models, which may be the same, and the pieces in the order of their ids."""
-    from transformers import MarianTokenizer
-
-    source = folder / "source.spm"
-    target = folder / "target.spm"
-    tokenizers = original.translator.tokenizers
-    source.write_bytes(tokenizers.source.sentencepiece_model)
-    target.write_bytes(tokenizers.target.sentencepiece_model)
-
-    vocabulary = folder / "vocab.json"
-    vocabulary.write_bytes(encode_json(_ids(tokenizers.source)))
-    target_vocabulary = None
-    if not tokenizers.has_one_vocabulary:
-        target_vocabulary = folder / "target_vocab.json"
-        target_vocabulary.write_bytes(encode_json(_ids(tokenizers.target)))
-
-    exported = MarianTokenizer(
-        source_spm=str(source),
-        target_spm=str(target),
-        vocab=str(vocabulary),
-        target_vocab_file=None if target_vocabulary is None else str(target_vocabulary),
-        separate_vocabs=target_vocabulary is not None,
-        source_lang=original.src_lang,
-        target_lang=original.tgt_lang,
-        model_max_length=original.translator.model.config.max_positions,
-    )
-    exported.save_pretrained(folder)
+def _spm_names(original: Original) -> tuple[str, str]:
+    """The files of the source's and the target's SentencePiece model, which may be one."""
+    return (SHARED_SPM, SHARED_SPM) if original.translator.tokenizers.is_shared else SPMS
 
 
-def _ids(tokenizer: Tokenizer) -> dict[str, int]:
-    return {piece: index for index, piece in enumerate(tokenizer.pieces())}
-
-
-def _state(model: Transformer) -> dict[str, Tensor]:
-    """The weights under Marian's names, with the residual stream in Marian's order."""
-    channels = channels_of(model.config.d_model)
-    matrices = dict(_MATRICES)
-    if isinstance(model.vocab_sizes, VocabSizes):
-        matrices["embedding"] = matrices["target_embedding.matrix"]  # which the output shares
-
-    state = {}
-    for name, weight in fold(model, marian_heads(model.config)).items():
+def _weights(model: Transformer) -> dict[str, Tensor]:
+    """The weights under Marian's names, as Marian has them: `x W + b`, and the residual stream in Marian's order."""
+    config = model.config
+    channels = channels_of(config.d_model)
+    found = {}
+    for name, weight in fold(model, marian_heads(config)).items():
         if name == "output_bias":
-            state["final_logits_bias"] = weight.unsqueeze(0)
-            continue
-        if name in matrices:
-            state[matrices[name]] = weight[:, channels]
-            continue
+            found[OUTPUT_BIAS] = weight.unsqueeze(0)
+        elif name == "embedding":
+            found["Wemb" if isinstance(model.vocab_sizes, int) else "decoder_Wemb"] = weight[:, channels]
+        elif name in _MATRICES:
+            found[_MATRICES[name]] = weight[:, channels]
+        else:
+            place = _place(name)
+            permuted = place.permuted(weight, channels)
+            found[place.name] = permuted.T if permuted.ndim == 2 else permuted.unsqueeze(0)
 
-        place = name_in_marian(name)
-        state[place.name] = place.permuted(weight, channels)
+            # Marian's projections have biases, whether ours have them or not.
+            if ".W_" in name and "attention" in name and not config.biases:
+                found[_place(name.removesuffix("weight") + "bias").name] = weight.new_zeros(1, permuted.shape[0])
+    return {name: weight.contiguous() for name, weight in found.items()}
 
-        # Marian's projections have biases, whether ours have them or not.
-        if place.name.endswith("_proj.weight") and not model.config.biases:
-            state[place.name.removesuffix("weight") + "bias"] = weight.new_zeros(len(weight))
-    return state
+
+def _model_settings(model: Transformer) -> dict[str, object]:
+    """What Marian has to know of the model. It refuses a file that lacks one which it reads."""
+    config = model.config
+    has_one_vocabulary = isinstance(model.vocab_sizes, int)
+    return {
+        "type": "transformer",
+        "version": VERSION,
+        "dim-vocabs": [model.source_vocab_size, model.vocab_size],
+        "dim-emb": config.d_model,
+        "enc-depth": config.n_layers,
+        "dec-depth": config.decoder_layers,
+        "transformer-heads": marian_heads(config).count,
+        "transformer-dim-ffn": config.d_ff,
+        "transformer-ffn-depth": 2,
+        "transformer-ffn-activation": config.activation.name,
+        "transformer-preprocess": "",
+        "transformer-postprocess": "dan",
+        "transformer-postprocess-emb": "d",
+        "transformer-postprocess-top": "",
+        "tied-embeddings": config.tie_embeddings and not has_one_vocabulary,
+        "tied-embeddings-all": config.tie_embeddings and has_one_vocabulary,
+        "tied-embeddings-src": False,
+        **_UNUSED,
+    }
+
+
+# Settings that Marian asks for, of what the model has not: each as Marian 1.12.42 writes it by default.
+_UNUSED: dict[str, object] = {
+    "bert-train-type-embeddings": True,
+    "bert-type-vocab-size": 2,
+    "dec-cell": "gru",
+    "dec-cell-base-depth": 2,
+    "dec-cell-high-depth": 1,
+    "dim-rnn": 1024,
+    "enc-cell": "gru",
+    "enc-cell-depth": 1,
+    "enc-type": "bidirectional",
+    "factors-combine": "sum",
+    "factors-dim-emb": 0,
+    "input-types": [],
+    "layer-normalization": False,
+    "lemma-dependency": "",
+    "lemma-dim-emb": 0,
+    "output-omit-bias": False,
+    "right-left": False,
+    "separator-symbol": "[eos]",
+    "skip": False,
+    "transformer-aan-activation": "swish",
+    "transformer-aan-depth": 2,
+    "transformer-aan-nogate": False,
+    "transformer-alibi-shift": False,
+    "transformer-alibi-trainable": False,
+    "transformer-attention-mask": "default",
+    "transformer-decoder-autoreg": "self-attention",
+    "transformer-decoder-dim-ffn": 0,
+    "transformer-decoder-ffn-depth": 0,
+    "transformer-dim-aan": 2048,
+    "transformer-disable-position-embeddings": False,
+    "transformer-guided-alignment-layer": "last",
+    "transformer-no-affine": False,
+    "transformer-no-bias": False,
+    "transformer-no-projection": False,
+    "transformer-pool": False,
+    "transformer-rnn-projection": False,
+    "transformer-tied-layers": [],
+    "transformer-train-position-embeddings": False,
+    "transformer-train-positions": False,  # its name in Marian 1.9, and in what was made of it
+    "ulr": False,
+    "ulr-dim-emb": 0,
+    "ulr-trainable-transformation": False,
+}
+
+
+def _search_settings(original: Original) -> dict[str, object]:
+    """What `marian-decoder` reads: the search of the run, as far as Marian has it."""
+    search = original.translator.search
+    return {
+        "relative-paths": True,
+        "models": [MODEL],
+        "vocabs": list(_spm_names(original)),
+        "beam-size": search.beam_size,
+        "normalize": original.exponent,
+        "word-penalty": 0,
+        "allow-unk": True,  # as in the run
+        "max-length": original.translator.model.config.max_positions - 1,
+        "max-length-crop": True,
+        "max-length-factor": LENGTH_FACTOR,
+        "mini-batch": 32,
+        "maxi-batch": 100,
+        "maxi-batch-sort": "src",
+    }
 
 
 def readme(original: Original) -> str:
-    """The README of the export: how to load the model."""
+    """The README of the export: how to run the model."""
+    search = original.translator.search
     return README.format(
         origin=original.origin,
         output=str(original.output),
+        model=MODEL,
+        decoder=DECODER,
+        vocabs=" ".join(f"{original.output}/{name}" for name in _spm_names(original)),
         exponent=original.exponent,
-        alpha=original.translator.search.length_penalty,
+        alpha=search.length_penalty,
+        factor=LENGTH_FACTOR,
+        extra=search.max_extra,
+        positions=original.translator.model.config.max_positions - 1,
     )
-
-
-def bound(config: ModelConfig) -> float:
-    """The bound of float64, or of float32 where folding has rounded W_q."""
-    return FLOAT32_BOUND if is_rounded(config, marian_heads(config)) else FLOAT64_BOUND
 
 
 # ---- running --------------------------------------------------------------------------------------------------------
 
 
-class MarianPeer:
-    """An exported model, run by transformers: its search in float32, the predictions for given targets in float64."""
+@dataclass(frozen=True)
+class _State:
+    """The state of a search: a row for each hypothesis."""
 
-    arithmetic = "float32, log-probabilities and logits in float64"
+    past: Past
+    memory: Memory
+
+    def reorder(self, rows: Tensor) -> "_State":
+        """The state of these hypotheses."""
+        index = rows.numpy()
+        return _State(self.past.select(index), self.memory.select(index))
+
+
+class MarianPeer:
+    """An exported model, read back from its files, with our search."""
+
+    arithmetic = "float64"
 
     def __init__(self, original: Original, folder: Path, threads: int) -> None:
-        import transformers
-
-        self._model = transformers.MarianMTModel.from_pretrained(folder).eval()
-        self._exact = copy.deepcopy(self._model).double()
-        self._tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+        self._graph = MarianGraph.read(folder / MODEL)
+        self._source_spm = folder / _spm_names(original)[0]
         self.alpha = original.exponent
-        self.versions = {"transformers": transformers.__version__}
+        self.versions = {"numpy": np.__version__}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """As MarianTokenizer cuts them."""
-        pieces: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        """As the SentencePiece model by itself cuts them."""
+        pieces: list[list[int]] = SentencePieceProcessor(model_file=str(self._source_spm)).encode(list(texts))
         return pieces
 
     def penalty(self, length: int) -> float:
@@ -222,27 +291,39 @@ class MarianPeer:
         return float(length**self.alpha)
 
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
-        """Logits and log-probabilities in float64."""
-        rows, mask = pad([[*ids, EOS] for ids in sources])
-        target_rows, _ = pad([[BOS, *ids] for ids in targets])
-        with torch.no_grad():
-            output = self._exact(input_ids=rows, attention_mask=mask, decoder_input_ids=target_rows)
-        return forced_by(output.logits, targets)  # (B, T, V)
+        """Logits and log-probabilities."""
+        rows, _ = pad([[BOS, *ids] for ids in targets])
+        logits, _ = self._graph.decode(_previous(rows), Past(), self._encode(sources))
+        return forced_by(torch.from_numpy(logits), targets)  # (B, T, V)
 
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
-        """By `generate`, whose `early_stopping="never"` is our rule for the end of a search."""
-        rows, mask = pad([[*ids, EOS] for ids in sources])
-        generated = self._model.generate(
-            input_ids=rows,
-            attention_mask=mask,
-            num_beams=beam_size,
-            length_penalty=self.alpha if beam_size > 1 else 1.0,  # greedy search warns of any other
-            early_stopping="never" if beam_size > 1 else False,
-            max_length=1 + max_length,  # with the token that it starts from
+        """By our own `beam_search`."""
+        memory = self._encode(sources).select(np.arange(len(sources)).repeat(beam_size))
+        n_best = beam_search(
+            self._step,
+            _State(Past(), memory),
+            beam_size=beam_size,
+            n_best=1,
+            max_lengths=torch.full((len(sources),), max_length),
+            penalty=self.penalty,
+            bos=BOS,
+            eos=EOS,
         )
-        return [without_end(row[1:]) for row in generated.tolist()]
+        return [best.tokens for [best] in n_best]
+
+    def _encode(self, sources: Sequence[list[int]]) -> Memory:
+        rows, mask = pad([[*ids, EOS] for ids in sources])
+        return self._graph.encode(rows.numpy(), mask.sum(1).numpy())
+
+    def _step(self, tokens: Tensor, state: _State) -> tuple[Tensor, _State]:
+        """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
+        logits, past = self._graph.decode(_previous(tokens.unsqueeze(1)), state.past, state.memory)
+        return torch.from_numpy(logits[:, 0]), _State(past, state.memory)
 
 
-FORMAT = ExportFormat(
-    packages=("transformers", "sacremoses"), search=None, bound=bound, write=write, load=MarianPeer, readme=readme
-)
+def _previous(tokens: Tensor) -> Array:
+    """Decoder inputs as Marian has them: where ours begin with BOS, there is nothing before."""
+    return np.where(tokens.numpy() == BOS, -1, tokens.numpy())
+
+
+FORMAT = ExportFormat(packages=(), search=None, bound=lambda _: BOUND, write=write, load=MarianPeer, readme=readme)
