@@ -29,6 +29,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
+from transformer.tools.markdown import plain
 from transformer.tools.paper import command as tables
 from transformer.tools.paper.rows import score_rows
 from transformer.tools.paper.score_study import costs as costs_module
@@ -667,7 +668,7 @@ def test_study_reports_a_damaged_run_and_keeps_the_others(
     assert [one.row for one in study.observed] == ["dk8_scaled", "dk32_unscaled"]
     assert [row.errors for row in study.table.rows] == [[], [str(found)], []]
     assert [len(row.runs) for row in study.table.rows] == [1, 1, 1], "its BLEU is what it was"
-    assert f"\n- dk8_additive failed: {found}" in format_study(study)
+    assert f"\n- {plain('dk8_additive')} failed: {plain(str(found))}" in format_study(study)
 
 
 def test_scores_command_writes_the_study_before_it_reports_a_damaged_run(
@@ -686,7 +687,7 @@ def test_scores_command_writes_the_study_before_it_reports_a_damaged_run(
 
     text = capsys.readouterr().out
     assert text == (output / "table.md").read_text()
-    assert "\n- dk8_additive failed: " in text
+    assert f"\n- {plain('dk8_additive')} failed: " in text
     assert "## In short" in text
     (output / "table.json").write_bytes(kept)
 

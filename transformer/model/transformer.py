@@ -320,7 +320,7 @@ def mask_dtype(keys: Tensor) -> torch.dtype:
 
 def _sees_itself(beam_size: int, *, like: Tensor) -> Tensor:
     """The mask of K hypotheses over the keys that they have just written, `(K, K)`."""
-    return like.new_full((beam_size, beam_size), -torch.inf).fill_diagonal_(0.0)
+    return torch.eye(beam_size, dtype=like.dtype, device=like.device).log()  # 0 on the diagonal, -inf beside it
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
