@@ -303,7 +303,6 @@ def test_report_has_the_score(runs: Path, tmp_path: Path) -> None:
 
 
 def test_push_has_the_score_in_the_card(runs: Path) -> None:
-    pytest.importorskip("huggingface_hub")
     card = typed("push", "run_dir=a", "repo=ours/en-de", "license=mit", "dry_run=true", "output=sent", cwd=runs)
     text = (runs / "sent" / "README.md").read_text(encoding="utf-8")
     scores = results_of(runs / "a")["test"]

@@ -320,7 +320,8 @@ def mask_dtype(keys: Tensor) -> torch.dtype:
 
 def _sees_itself(beam_size: int, *, like: Tensor) -> Tensor:
     """The mask of K hypotheses over the keys that they have just written, `(K, K)`."""
-    return torch.eye(beam_size, dtype=like.dtype, device=like.device).log()  # 0 on the diagonal, -inf beside it
+    barred = like.new_full((beam_size, beam_size), -torch.inf)
+    return barred.triu(1) + barred.tril(-1)  # 0 on the diagonal; ONNX has no operator that fills it in place
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, Tensor]:
