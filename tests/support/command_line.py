@@ -21,11 +21,14 @@ from transformer.cli.main import main
 from transformer.machine import KERNEL_CACHES
 
 EXPERIMENTS = (
+    "americasnlp_es_gn",
     "base",
     "big",
     "demo",
     "kftt_ja_en",
     "kftt_ja_en_small",
+    "mafand_en_swa",
+    "mafand_swa_en",
     "multi30k_en_de",
     "multi30k_en_fr",
     "small",

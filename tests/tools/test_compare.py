@@ -1,5 +1,6 @@
 """`transformer compare`: its figures against those of the sacreBLEU command line, and what it refuses to compare."""
 
+import hashlib
 import json
 import os
 import random
@@ -453,6 +454,21 @@ def test_compare_leaves_out_a_test_set_that_one_run_lacks(runs: Path, capsys: py
     assert found["notes"] == ["Not every run was scored on other: left out."]
 
 
+def test_compare_reads_somebody_elses_translations_of_a_test_set(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `b` keeps, given as a file, is compared as `b` is; the other test set has no such file."""
+    published = write(runs / "theirs.de", lines_of(runs / "b/hypotheses/test.hyp"))
+    found = compared(capsys, "runs=[a]", f"published.test={published}")
+    assert found["systems"] == ["a", "published"]
+    assert list(found["test_sets"]) == ["test"]
+    of_runs = compared(capsys, "runs=[a,b]")["test_sets"]["test"]
+    for key in ("scores", "by_length", "by_rarity", "kept"):
+        assert found["test_sets"]["test"][key] == of_runs[key]
+    digest = hashlib.sha256(Path(published).read_bytes()).hexdigest()
+    assert found["notes"] == [f"published, test: theirs.de, 12 lines, SHA-256 {digest}."]
+
+
 # ---- what it refuses ------------------------------------------------------------------------------------------------
 
 
@@ -537,6 +553,10 @@ def test_compare_refuses_test_sets_of_another_text(runs: Path, capsys: pytest.Ca
         (["hypotheses=[a,b]"], "^hypotheses and references belong together"),
         (["hypotheses=[one,two]", "references=one", "data.tgt_lang=de"], "^one has 1 lines, two has 2"),
         (["runs=[a,b]", "changed=-1"], "^changed=-1 must be"),
+        (["published.test=two"], "^there must be two systems or more"),
+        (["runs=[a]", "published.news=two"], "^published.news: the runs have no such test set: they have test, other"),
+        (["runs=[a]", "published.test=two"], "^two: 2 lines, but test has 12 sentences: published.test needs"),
+        (["hypotheses=[one,two]", "references=one", "data.tgt_lang=de", "published.a=b"], "^published goes with runs"),
     ],
 )
 def test_compare_refuses_what_is_not_two_systems(

@@ -232,6 +232,17 @@ def test_report_compares_runs_as_compare_does(browser: Browser, runs: Path, caps
     assert [name.rstrip("0123456789.") for name in names] == ["source", "reference", "a", "b"]
 
 
+def test_report_has_somebody_elses_translations_beside_the_runs(browser: Browser, runs: Path) -> None:
+    published = {"test": "b/hypotheses/test.hyp"}
+    show(browser, ReportJob(runs=["a"], published=published, samples=0, attention=0, checkpoints=0))
+    captions = texts(browser, "table caption")
+    assert [captions.count(f"{name} sentences") for name in ("test: 12", "other: 8")] == [2, 1]
+    rows = [row for row in texts(browser, "tbody tr") if row.startswith("published")]
+    assert len(rows) == 1  # with its scores, and its p beside the run
+    assert "±" in rows[0]
+    assert any(note.startswith("published, test: test.hyp, 12 lines, SHA-256") for note in texts(browser, ".warning"))
+
+
 def test_report_says_why_runs_are_not_compared(browser: Browser, runs: Path, tmp_path: Path) -> None:
     """Another test set, or another signature: each run is scored by itself."""
     other = write_corpus(tmp_path / "elsewhere", seed=5)

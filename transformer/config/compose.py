@@ -36,7 +36,7 @@ from omegaconf.resolvers.oc import env
 
 from transformer.arguments import list_of_texts, path_of
 from transformer.config.expansion import bounded_files
-from transformer.config.jobs import EvaluateJob, Job, TrainJob
+from transformer.config.jobs import Job, TrainJob
 from transformer.config.keys import (
     GROUPS,
     NAMED_SET,
@@ -198,7 +198,7 @@ def _schema(job: type[Job], overrides: Sequence[str]) -> Job:
     for override in overrides:
         text = re.match(rf"{NAMED_TEXT}=", override)
         if text is not None:
-            cast(EvaluateJob, schema).scorer[text["name"]] = ""
+            getattr(schema, text["texts"])[text["name"]] = ""
         match = re.match(rf"{NAMED_SET}[^=]+=", override)
         if match is None:
             continue

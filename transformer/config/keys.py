@@ -28,7 +28,7 @@ RUN_KEYS = ("table", "run", "run_dir", "runs")  # the first of these that a comm
 # How the key of a set begins that users name: `test.news.`
 NAMED_SET = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."
 
-NAMED_TEXT = r"scorer\.(?P<name>[A-Za-z0-9_-]+)"  # a text under a name that users choose
+NAMED_TEXT = r"(?P<texts>scorer|published)\.(?P<name>[A-Za-z0-9_-]+)"  # a text under a name that users choose
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def groups_of(job: type) -> tuple[str, ...]:
 
 def generic_key(key: str) -> str:
     """The key as `keys_of` lists it: `data.test.news.src` -> `data.test.NAME.src`, `scorer.comet` -> `scorer.NAME`."""
-    key = re.sub(rf"^{NAMED_TEXT}$", "scorer.NAME", key)
+    key = re.sub(rf"^{NAMED_TEXT}$", r"\g<texts>.NAME", key)
     return re.sub(rf"^{NAMED_SET}", r"\g<group>.NAME.", key)
 
 

@@ -22,7 +22,7 @@ from transformer.tools import significance
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.compare.kept import KeptRow, count_kept
 from transformer.tools.compare.lengths import LengthRow, score_by_length
-from transformer.tools.compare.texts import Texts, check_systems, read_files, read_runs
+from transformer.tools.compare.texts import PUBLISHED, Texts, check_systems, read_files, read_runs
 from transformer.tools.compare.words import (
     RarityRow,
     Tokenise,
@@ -94,8 +94,9 @@ def compare(job: CompareJob) -> Comparison:
     if job.hypotheses:
         material = read_files(job)
     else:
-        check_systems(job.runs, "transformer compare runs/a runs/b")
-        material = read_runs(job.runs, tgt_lang=job.data.tgt_lang, tokenize=job.bleu_tokenize)
+        systems = [*job.runs, PUBLISHED] if job.published else job.runs
+        check_systems(systems, "transformer compare runs/a runs/b, or runs/a published.NAME=FILE")
+        material = read_runs(job.runs, tgt_lang=job.data.tgt_lang, tokenize=job.bleu_tokenize, published=job.published)
     metrics_of = {
         (tgt_lang, tokenize): Metrics.of(ScoreSettings(tgt_lang, tokenize, job.lowercase), chosen)
         for tgt_lang, tokenize in dict.fromkeys((texts.tgt_lang, texts.tokenize) for texts in material.sets.values())
@@ -116,7 +117,7 @@ def compare(job: CompareJob) -> Comparison:
         )
 
     return Comparison(
-        systems=job.runs or job.hypotheses,
+        systems=material.systems,
         test_sets=test_sets,
         resamples=significance.RESAMPLES,
         trials=significance.TRIALS,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from transformer.config.jobs import Job, ScoredText, check_score_names
 from transformer.config.settings import BleuTokenizer, Format, at_least, option, require
 
+PUBLISHED = "beside the runs, a file of somebody else's translations of the test set NAME, line for line"
+
 
 @dataclass
 class CompareJob(Job):
@@ -16,6 +18,7 @@ class CompareJob(Job):
     )
     hypotheses: list[str] = option([], "instead of runs: files of translations, one a line, as [A,B]")
     references: list[str] = option([], "their references: a file, or several as [A,B]")
+    published: dict[str, str] = field(default_factory=dict, metadata={"help": PUBLISHED})
     data: ScoredText = field(default_factory=ScoredText)
     bleu_tokenize: BleuTokenizer | None = option(
         None, "how BLEU splits text into words, by sacreBLEU's names (null: as the first run, else by the language)"
@@ -29,6 +32,9 @@ class CompareJob(Job):
         at_least(self, "", 0, "changed")
         check_score_names(self.scores)
         require(not (self.runs and self.hypotheses), "runs and hypotheses: choose one")
+        require(
+            not (self.published and self.hypotheses), "published goes with runs: hypotheses names every file itself"
+        )
         require(bool(self.hypotheses) == bool(self.references), "hypotheses and references belong together: set both")
         if self.hypotheses:
             require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 from transformer.config.settings import TAG, BleuTokenizer
@@ -17,6 +18,8 @@ from transformer.records import NamedScore, Results
 from transformer.run_dir import HYPOTHESIS, RunDir
 from transformer.run_names import run_path
 from transformer.tools.compare.job import CompareJob
+
+PUBLISHED = "published"  # the system whose translations are somebody else's
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Texts:
 class Material:
     """All that is compared."""
 
+    systems: list[str]  # the first is the baseline
     sets: dict[str, Texts]
     baseline: RunDir | None  # None where files are compared
     notes: list[str]
@@ -62,10 +66,7 @@ def read_files(job: CompareJob) -> Material:
     translations = dict(zip(job.hypotheses, files[:n_systems], strict=True))
     references = files[n_systems:]
     for name, lines in translations.items():
-        try:
-            check_plain_text(lines, *references)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from None
+        _check_plain(name, lines, *references)
 
     texts = Texts(
         sources=None,
@@ -75,19 +76,36 @@ def read_files(job: CompareJob) -> Material:
         tokenize=job.bleu_tokenize,
     )
     return Material(
+        systems=job.hypotheses,
         sets={", ".join(job.references): texts},
         baseline=None,
         notes=[],
     )
 
 
-def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuTokenizer | None) -> Material:
+def _check_plain(name: str, lines: Sequence[str], *references: Sequence[str]) -> None:
+    """Raise InputError, with the file's name, for what `check_plain_text` refuses."""
+    try:
+        check_plain_text(lines, *references)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def read_runs(
+    names: Sequence[str],
+    *,
+    tgt_lang: str | None,
+    tokenize: BleuTokenizer | None,
+    published: Mapping[str, str] | None = None,
+) -> Material:
     """The test sets that all of these run directories were scored on, with their translations.
 
     `tgt_lang` is the language of the text, and `tokenize` how BLEU cuts it into words; None: as for the first run.
-    Raises InputError where a run is not finished, or the runs cannot be compared fairly; CheckpointError where one is
-    damaged.
+    `published` names files with somebody else's translations of test sets: they are one more system, and no other set
+    is compared. Raises InputError where a run is not finished, the runs cannot be compared fairly, or a file has not a
+    line for each sentence; CheckpointError where a run is damaged.
     """
+    published = published or {}
     runs = {name: RunDir(run_path(name, "runs")) for name in names}
     results = {name: _read_results(run) for name, run in runs.items()}
     baseline = names[0]
@@ -96,13 +114,16 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuToken
     shared = _shared_test_sets(baseline, results)
     for name in names[1:]:
         _check_signatures(baseline, name, results=results, test_sets=shared)
+    for test_set in published:
+        if test_set not in shared:
+            raise InputError(f"published.{test_set}: the runs have no such test set: they have {', '.join(shared)}")
 
     # Their text. It must be the same in all runs, and the one that the results are about.
     kept = {name: _read_kept(run, results[name]) for name, run in runs.items()}
     notes: list[str] = []
     data = runs[baseline].read_record().config.data
     sets = {}
-    for test_set in shared:
+    for test_set in [test_set for test_set in shared if not published or test_set in published]:
         pairs = kept[baseline][test_set]
         for name in names[1:]:
             _check_same_text(test_set, pairs, kept[name][test_set], runs=(baseline, name))
@@ -110,6 +131,10 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuToken
         judged, reasons = _judged(test_set, runs, kept, translations)
         stored, more_reasons = _stored(test_set, results)
         notes += reasons + more_reasons
+        if published:
+            judged, stored = [], {}  # what is known of the runs alone
+            translations[PUBLISHED], about = _read_published(published[test_set], test_set, pairs)
+            notes.append(about)
         sets[test_set] = Texts(
             sources=[source for source, _ in pairs],
             references=[[reference for _, reference in pairs]],
@@ -123,10 +148,24 @@ def read_runs(names: Sequence[str], *, tgt_lang: str | None, tokenize: BleuToken
     # The test sets that are left out.
     every_set = {test_set for of_run in results.values() for test_set in of_run.test_sets}
     left_out = sorted(every_set - set(shared))
-    if left_out:
+    if left_out and not published:
         notes.append(f"Not every run was scored on {', '.join(left_out)}: left out.")
 
-    return Material(sets, baseline=runs[baseline], notes=notes)
+    systems = [*names, PUBLISHED] if published else list(names)
+    return Material(systems, sets, baseline=runs[baseline], notes=notes)
+
+
+def _read_published(file: str, test_set: str, pairs: Sequence[Pair]) -> tuple[list[str], str]:
+    """Somebody else's translations of a test set, and a line that tells which. Raises InputError."""
+    (lines,) = read_parallel([file])
+    if len(lines) != len(pairs):
+        raise InputError(
+            f"{file}: {len(lines)} lines, but {test_set} has {len(pairs)} sentences: published.{test_set} needs a "
+            "translation of each"
+        )
+    _check_plain(file, lines, [target for _, target in pairs])
+    digest = sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+    return lines, f"{PUBLISHED}, {test_set}: {Path(file).name}, {len(lines):,} lines, SHA-256 {digest}."
 
 
 def _shared_test_sets(baseline: str, results: Mapping[str, Results]) -> list[str]:

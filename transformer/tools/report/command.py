@@ -77,7 +77,7 @@ def format_written(written: Written) -> str:
 def _components(runs: Sequence[RunReading], job: ReportJob) -> list[Component]:
     """The sections, in their order."""
     # First what may fail: the section on what is missing comes early in the page, and must know all of it.
-    scored, reasons = score_runs(runs, scores=job.scores, samples=job.samples)
+    scored, reasons = score_runs(runs, scores=job.scores, samples=job.samples, published=job.published)
     scores_of_checkpoints = {run.name: score_checkpoints(run, job) for run in runs}
     attention = attention_section(runs, job)
     data = data_section(runs)

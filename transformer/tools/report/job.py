@@ -1,9 +1,10 @@
 """The keys of `transformer report`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformer.config.jobs import Job, check_score_names
 from transformer.config.settings import Device, at_least, at_most, option, require
+from transformer.tools.compare.job import PUBLISHED
 
 
 @dataclass
@@ -13,6 +14,7 @@ class ReportJob(Job):
     runs: list[str] = option(
         [], "run directories, or runs on the hub (hf:OWNER/NAME); `report runs/a runs/b` sets this"
     )
+    published: dict[str, str] = field(default_factory=dict, metadata={"help": PUBLISHED})
     output: str = option("report.html", "the page to write")
     scores: list[str] = option([], "scores of other installed packages, beside the package's own")
     samples: int = option(20, "number of sentences shown of each test set, from the best to the worst")

@@ -101,7 +101,7 @@ def _report_arguments(job: ReportJob) -> list[str]:
     overrides = [
         f"{key}={as_typed(value)}"
         for key, value in leaves(to_json(job)).items()
-        if key != "runs" and value != defaults[key]
+        if key != "runs" and value != defaults.get(key)
     ]
     return [*job.runs, *overrides]
 

@@ -62,10 +62,13 @@ class CheckpointScore:
     bleu: Interval
 
 
-def score_runs(runs: Sequence[RunReading], *, scores: Sequence[str], samples: int) -> tuple[list[Scored], list[str]]:
+def score_runs(
+    runs: Sequence[RunReading], *, scores: Sequence[str], samples: int, published: Mapping[str, str]
+) -> tuple[list[Scored], list[str]]:
     """Score the runs that have results together; where that would not be fair, score each by itself.
 
-    By the metrics of `evaluate`, and those of the names `scores`.
+    By the metrics of `evaluate`, and those of the names `scores`. Where `published` names files with somebody else's
+    translations of test sets, another group has these beside the runs; InputError where they do not fit.
 
     The second list has the reasons why runs are not compared, or are left out because they cannot be scored.
     """
@@ -75,8 +78,9 @@ def score_runs(runs: Sequence[RunReading], *, scores: Sequence[str], samples: in
 
     # All runs together.
     chosen = choose(scores)
+    others = [_score(with_results, chosen, samples=0, published=published)] if published else []
     try:
-        return [_score(with_results, chosen, samples=samples)], []
+        return [_score(with_results, chosen, samples=samples), *others], []
     except TransformerError as error:
         if len(with_results) == 1:
             return [], [str(error)]
@@ -92,12 +96,18 @@ def score_runs(runs: Sequence[RunReading], *, scores: Sequence[str], samples: in
     return scored, list(dict.fromkeys(reasons))
 
 
-def _score(names: list[str], chosen: Mapping[str, ScoreMetric], *, samples: int) -> Scored:
-    """Score these runs on their test sets.
+def _score(
+    names: list[str],
+    chosen: Mapping[str, ScoreMetric],
+    *,
+    samples: int,
+    published: Mapping[str, str] | None = None,
+) -> Scored:
+    """Score these runs on their test sets, or beside the published translations of some.
 
     Raises InputError where the runs cannot be compared, CheckpointError where one is damaged.
     """
-    material = read_runs(names, tgt_lang=None, tokenize=None)
+    material = read_runs(names, tgt_lang=None, tokenize=None, published=published)
     sets = []
     notes = list(material.notes)
     for name, texts in list(material.sets.items())[:MOST_SETS]:
@@ -106,7 +116,7 @@ def _score(names: list[str], chosen: Mapping[str, ScoreMetric], *, samples: int)
         sets.append(_score_set(name, texts, metrics, samples=samples))
     if len(material.sets) > MOST_SETS:
         notes.append(f"{len(material.sets) - MOST_SETS:,} more test sets are left out.")
-    return Scored(names, sets, notes)
+    return Scored(material.systems, sets, notes)
 
 
 def _score_set(name: str, texts: Texts, metrics: Metrics, *, samples: int) -> SetScores:
