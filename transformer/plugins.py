@@ -421,9 +421,9 @@ def install_command(extra: str) -> str:
 _allowed: set[str] = set()
 
 
-def allow(*texts: str) -> None:
-    """Let plug-ins of other packages be used whose names are words of these texts, such as a command line."""
-    _allowed.update(word for text in texts for word in re.findall(r"[\w+-]+", text))
+def allow(*names: str) -> None:
+    """Let plug-ins of other packages be used that have these names."""
+    _allowed.update(names)
 
 
 @cache

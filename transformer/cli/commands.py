@@ -16,10 +16,10 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal, TypeVar, overload
 
 from transformer import plugins
@@ -32,7 +32,7 @@ from transformer.config.jobs import (
     TrainJob,
     TranslateJob,
 )
-from transformer.config.keys import did_you_mean, own_text, shipped
+from transformer.config.keys import did_you_mean, leaves, own_text, shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 from transformer.errors import InputError, Stopped
@@ -42,6 +42,11 @@ from transformer.terminal import printable
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")  # what a command finds
+
+# Keys whose values name plug-ins: by themselves, by what stands before a colon, or by the ending of a file.
+NAMES = ("engine", "scores", "trackers")
+SOURCES = ("dataset", "init_from", "run_dir", "ensemble", "run", "runs")
+TABLES = ("dataset", "src", "tgt")
 
 NAMES_OF_RUNS = ("run_dir", "ensemble", "run", "runs")  # keys that may name a run on the hub
 
@@ -56,7 +61,7 @@ AFTER_DEMO = f"transformer train experiment=small run_dir=runs/mine {OWN_TEXT}"
 def run(command: str, job: Job) -> float | None:
     """Run a command, and flush what it printed. Returns what a sweep makes best, if the command has such a figure."""
     row = COMMANDS[command]
-    plugins.allow(json.dumps(to_json(job)))  # what this command line names, and no run has yet been asked
+    plugins.allow(*_names_of_plugins(job))  # by this command line: no run has yet been asked
     try:
         found = plugins.load(row.run)(_with_runs_here(job))
     except KeyboardInterrupt:
@@ -73,6 +78,19 @@ def run(command: str, job: Job) -> float | None:
     if row.check is not None:
         plugins.load(row.check)(found)
     return None
+
+
+def _names_of_plugins(job: Job) -> Iterator[str]:
+    """Every name that a plug-in may have which the job asks for."""
+    for key, value in leaves(to_json(job)).items():
+        name = key.rpartition(".")[2]
+        for text in filter(None, value if isinstance(value, list) else [value]):
+            if name in NAMES:
+                yield text
+            if name in SOURCES and ":" in text:
+                yield text.partition(":")[0]
+            if name in TABLES:
+                yield from (ending[1:] for ending in PurePath(text).suffixes)
 
 
 def _with_runs_here(job: Job) -> Job:

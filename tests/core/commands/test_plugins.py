@@ -12,6 +12,7 @@ import pytest
 import transformer
 from support.paths import ROOT
 from transformer import plugins
+from transformer.cli.commands import _names_of_plugins, compose
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import TrainConfig
@@ -126,11 +127,28 @@ def test_find_executes_nothing_that_only_a_run_names(site: Path, monkeypatch: py
         with pytest.raises(InputError, match=r"^the format csv is of the package my_plugins, and not asked for here"):
             plugins.find("format", "csv")
         assert "my_plugins" not in sys.modules
-        plugins.allow("data.train.dataset=corpus/train.csv.gz")
+        plugins.allow("csv")
         assert plugins.find("format", "csv").__name__ == "read_csv"  # type: ignore[attr-defined]
     finally:
         plugins._installed.cache_clear()
         sys.modules.pop("my_plugins", None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (("data.train.dataset=corpus/train.csv.gz",), {"csv"}),
+        (("data.train.dataset=far:news", "train.trackers=[shown]"), {"far", "shown"}),
+        (("data.scores=[length]", "search.engine=ctranslate2"), {"length", "ctranslate2"}),
+        (("run_dir=csv", "data.train.tag='<csv>'", "data.store_dir=wandb/csv"), set()),
+    ],
+)
+def test_command_line_names_plugins_by_the_keys_that_choose_them(
+    overrides: tuple[str, ...], named: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "is_known", lambda kind, name: True)
+    of_others = set(_names_of_plugins(compose("train", ["experiment=small", *overrides]))) - {"torch", "en", "de"}
+    assert of_others == named
 
 
 @pytest.mark.plugins
