@@ -40,6 +40,7 @@ of sentences, `S` and `T` are the lengths of source and target, `H` is the numbe
 # Each name with those of its members that are shown beside the fields of a dataclass.
 SECTIONS: dict[str, dict[Any, list[str]]] = {
     "Train": {transformer.compose: [], transformer.train: []},
+    "Any command": {transformer.run: []},
     "What a training gives": {transformer.Results: ["scores"], Scores: [], Validation: []},
     "Translate": {
         transformer.load: [],

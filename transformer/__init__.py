@@ -2,6 +2,7 @@
 
     job = transformer.compose("train", ["experiment=demo"])       # what the command line would run, typed and checked
     results = transformer.train(job)                              # the scores of the test sets
+    transformer.run(transformer.compose("compare", [...]))        # any command, with what it finds
     translator = transformer.load(job.run_dir)
     translator.translate(["She is reading a book."])              # -> a list of as many texts
     transformer.attention_weights(q, k, ...)                      # equation 1 of the paper
@@ -25,11 +26,12 @@ __all__ = [
     "attention_weights",
     "compose",
     "load",
+    "run",
     "train",
 ]
 
 if TYPE_CHECKING:
-    from transformer.cli.commands import compose
+    from transformer.cli.commands import compose, run
     from transformer.decoding.loading import load
     from transformer.decoding.translator import Translator
     from transformer.layout import Padded
@@ -43,6 +45,8 @@ else:  # hidden from type checkers, who would let every misspelt name through
         match name:
             case "compose":
                 from transformer.cli.commands import compose as public
+            case "run":
+                from transformer.cli.commands import run as public
             case "load":
                 from transformer.decoding.loading import load as public
             case "Translator":

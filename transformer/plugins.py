@@ -291,7 +291,8 @@ class Command:
     run: Reference  # the job -> what was found
     help: str  # one line
     examples: tuple[str, ...]
-    show: Reference | None = None  # what was found -> text for standard output; None: `run` has written
+    show: Reference | None = None  # what was found -> text for standard output; None: nothing is shown
+    write: Reference | None = None  # instead of `show`: job, what was found -> what a sweep makes best, or None
     check: Reference | None = None  # raises for what was found, once it is shown
     goes_on: bool = False  # whether the same command, given again, goes on where it stopped
 

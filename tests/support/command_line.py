@@ -91,7 +91,7 @@ def enter(*arguments: str, then: Callable[[], float | None] = lambda: None) -> R
         patch.setenv("HYDRA_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", "1"))  # what the dispatcher sets, undone
         for name in (*KERNEL_CACHES, "GOMP_SPINCOUNT"):
             patch.setenv(name, "1")
-        patch.setattr(commands, "run", run)
+        patch.setattr(commands, "run_command", run)
         patch.setattr(sys, "argv", ["transformer", *arguments])
         try:
             with pytest.raises(SystemExit) as ended:

@@ -134,7 +134,7 @@ def run(job: TrainJob) -> Path:
 def run_command(command: str, job: Job) -> None:
     """Run a command in this process as the command line does, its results printed."""
     with as_a_command():
-        commands.run(command, job)
+        commands.run_command(command, job)
 
 
 def overrides(job: TrainJob) -> list[str]:
@@ -261,7 +261,7 @@ def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> in
     """Begin what `in_a_child` does; the process id of the child, which the caller waits for."""
 
     def run_job(name: str, _: list[str]) -> None:
-        commands.run(name, job)
+        commands.run_command(name, job)
 
     def without_hydra() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))

@@ -99,7 +99,7 @@ def start_commands(size: int, job: TrainJob, folder: Path, before: Action = lamb
     """
 
     def run(name: str, _: list[str]) -> None:
-        commands.run(name, job)
+        commands.run_command(name, job)
 
     def enter() -> None:
         os.dup2(sys.stdout.fileno(), 2)

@@ -1179,14 +1179,14 @@ def test_run_lets_a_command_go_on_whose_output_grows_block_by_block(job: Job, mo
     monkeypatch.setitem(COMMANDS, command, replace(COMMANDS[command], run=interrupt))
     goes_on = getattr(job, "output", None) is not None
     with pytest.raises(errors.Stopped if goes_on else KeyboardInterrupt):
-        commands.run(command, job)
+        commands.run_command(command, job)
 
 
 RUN = (
     "import os, sys, time, warnings\n"
     "from transformer.cli import commands\n"
     "from transformer.cli.main import main\n"
-    "commands.run = lambda name, job: {}\n"
+    "commands.run_command = lambda name, job: {}\n"
     "sys.argv = ['transformer', *sys.argv[1:]]\n"
     "main()"
 )

@@ -120,7 +120,7 @@ def translated(job: TranslateJob, monkeypatch: pytest.MonkeyPatch) -> list[list[
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdin", stdin)
         patch.setattr(sys, "stdout", stdout)
-        commands.run("translate", job)
+        commands.run_command("translate", job)
     lines = stdout.buffer.getvalue().decode().splitlines()
     return [json.loads(line)["translations"] for line in lines]
 

@@ -108,7 +108,7 @@ class Application:
 
     def perform(self, job: Job) -> float | None:
         """Run the command with this job, in this process."""
-        return commands.run(self.command, job)
+        return commands.run_command(self.command, job)
 
     def launching(self) -> AbstractContextManager[None]:
         """Around all that Hydra does: Hydra's own launcher runs one after the other."""
@@ -125,7 +125,7 @@ class Application:
     def _say_which(self) -> None:
         """Log which run of a sweep begins."""
         changes = self.changes()
-        if changes and _is_rank0():
+        if changes and commands.is_rank0():
             total = _count_runs(self.overrides)
             of_all = "" if total is None else f" of {total}"
             log.info("run %d%s: %s", self.runs, of_all, changes)
@@ -133,7 +133,7 @@ class Application:
     def say_best(self) -> None:
         """Log the best trainings of a sweep, and the command that compares all of them."""
         metrics = {run.metric for run in self.finished}
-        if len(self.finished) < 2 or len(metrics) > 1 or not _is_rank0():
+        if len(self.finished) < 2 or len(metrics) > 1 or not commands.is_rank0():
             return
 
         # The best first.
@@ -176,7 +176,7 @@ def run_application(command: str, arguments: Arguments, kind: type[Application] 
     asks_hydra = any(key_of(override).startswith("hydra") for override in arguments.overrides)
     if not asks_hydra and set(arguments.flags) <= {"-cd", "--config-dir", arguments.config_dir}:
         composed = compose_checked(command, job, arguments.overrides, config_dir=arguments.config_dir)
-        commands.run(command, composed)
+        commands.run_command(command, composed)
         return
 
     if arguments.config_dir is not None:
@@ -231,11 +231,6 @@ def _any_help_taken() -> Iterator[None]:
 
 
 # ---- sweeps ---------------------------------------------------------------------------------------------------------
-
-
-def _is_rank0() -> bool:
-    """Whether this is the first of torchrun's processes, or the only one; known before torch is there."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _set_run_dir(command: str, job: Job, given: Sequence[str]) -> None:

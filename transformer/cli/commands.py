@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from transformer import plugins
 from transformer.config.jobs import (
@@ -38,6 +38,13 @@ from transformer.config.settings import Format
 from transformer.errors import InputError, Stopped
 from transformer.plugins import Command
 from transformer.terminal import printable
+
+if TYPE_CHECKING:
+    from transformer.checkpoint import Checkpoint
+    from transformer.data.prepare import Prepared
+    from transformer.evaluation.sets import Evaluation
+    from transformer.records import Results, Scores
+    from transformer.tools.search_settings import Sweep
 
 log = logging.getLogger(__name__)
 
@@ -58,26 +65,50 @@ OWN_TEXT = own_text("en", "de")
 AFTER_DEMO = f"transformer train experiment=small run_dir=runs/mine {OWN_TEXT}"
 
 
-def run(command: str, job: Job) -> float | None:
-    """Run a command, and flush what it printed. Returns what a sweep makes best, if the command has such a figure."""
+def run_command(command: str, job: Job) -> float | None:
+    """Run a command, and write what it found. Returns what a sweep makes best, if the command has such a figure."""
     row = COMMANDS[command]
-    plugins.allow(*_names_of_plugins(job))  # by this command line: no run has yet been asked
     try:
-        found = plugins.load(row.run)(_with_runs_here(job))
+        found = _find(row, job)
     except KeyboardInterrupt:
         if command in ("translate", "score") and getattr(job, "output", None) is not None:  # a file, block by block
             raise Stopped("stopped; to go on, give the same command again") from None
         raise
-    if row.show is None:
-        sys.stdout.flush()
-        return found
 
-    if os.environ.get("RANK", "0") == "0":
+    best: float | None = None
+    if row.write is not None:
+        best = plugins.load(row.write)(job, found)
+    elif row.show is not None and is_rank0():
         _show(job, found, plugins.load(row.show))
-        sys.stdout.flush()
+    sys.stdout.flush()
     if row.check is not None:
         plugins.load(row.check)(found)
-    return None
+    return best
+
+
+def run(job: Job) -> Any:
+    """Do what a job of `compose` says, as its command does, and return what it finds; nothing is written for people.
+
+    The results are typed: `Results` of a TrainJob, `Evaluation` of an EvaluateJob (`Scores` where it names files,
+    `Sweep` where it sweeps), `Comparison` of a CompareJob, `Checkpoint` of an AverageJob, and so on: what the function
+    returns that the job's command names. `translate` and `score` write to `job.output`, or standard output, and return
+    None. Raises TransformerError.
+    """
+    for row in COMMANDS.values():
+        if row.job is type(job):
+            return _find(row, job)
+    raise InputError(f"a {type(job).__name__:.80} is the job of no command: transformer.compose makes one")
+
+
+def _find(row: Command, job: Job) -> Any:
+    """What the command of a job finds, by the plug-ins that the job names: no run has yet been asked for others."""
+    plugins.allow(*_names_of_plugins(job))
+    return plugins.load(row.run)(_with_runs_here(job))
+
+
+def is_rank0() -> bool:
+    """Whether this is the first of torchrun's processes, or the only one; known before torch is there."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _names_of_plugins(job: Job) -> Iterator[str]:
@@ -159,7 +190,7 @@ def job_of(command: str) -> type[Job]:
 # ---- what each command does -----------------------------------------------------------------------------------------
 
 
-def _prepare(job: PrepareJob) -> None:
+def _prepare(job: PrepareJob) -> "Prepared | None":
     from transformer.data.parts import prepare_part
     from transformer.data.prepare import prepare
 
@@ -170,19 +201,16 @@ def _prepare(job: PrepareJob) -> None:
         found = located(job)
     share = job.share()
     if share is None:
-        prepare(found)
-    else:
-        prepare_part(found, *share)
+        return prepare(found)
+    prepare_part(found, *share)
+    return None
 
 
-def _train(job: TrainJob) -> float | None:
-    """Train, and return the best dev BLEU or dev loss, by `train.metric`: equal on every rank, None if not finite."""
-    from transformer.distributed import is_rank0
-    from transformer.evaluation.sets import format_results
-    from transformer.training.loop import train
-
-    results = train(job)
+def _write_training(job: TrainJob, results: "Results") -> float | None:
+    """Returns the best dev BLEU or dev loss, by `train.metric`: equal on every rank, None if not finite."""
     if is_rank0():
+        from transformer.evaluation.sets import format_results
+
         run_dir = Path(job.run_dir)
         _write(format_results(run_dir, results))
         sys.stdout.flush()
@@ -231,7 +259,8 @@ def _score(job: ScoreJob) -> None:
         raise InputError("standard input is closed: there is nothing to score")
 
 
-def _evaluate(job: EvaluateJob) -> None:
+def _evaluate(job: EvaluateJob) -> "Evaluation | Scores | Sweep":
+    """The scores of a run's test sets, of files, or of search settings on the dev set."""
     if job.scorers is not None:
         from transformer.config.compose import read_commands
         from transformer.run_dir import check_no_run
@@ -239,39 +268,37 @@ def _evaluate(job: EvaluateJob) -> None:
         check_no_run(Path(job.scorers), key="scorers")
         job = replace(job, scorers=None, scorer={**read_commands(Path(job.scorers)), **job.scorer})
     if job.hypotheses is not None:
-        _score_files(job)
-        return
+        from transformer.evaluation.files import score_files
+
+        return score_files(job)
     if job.sweep.is_wanted:
-        _sweep(job)
+        from transformer.tools.search_settings import sweep
+
+        return sweep(job)
+
+    from transformer.evaluation.sets import evaluate
+
+    return evaluate(job)
+
+
+def _write_evaluation(job: EvaluateJob, found: Any) -> None:
+    if not is_rank0():
         return
+    if job.hypotheses is not None:
+        from transformer.evaluation.files import format_file_scores
 
-    from transformer.distributed import is_rank0
-    from transformer.evaluation.sets import evaluate, format_results
+        _show(job, found, partial(format_file_scores, job))
+    elif job.sweep.is_wanted:
+        from transformer.tools.search_settings import format_sweep
 
-    evaluation = evaluate(job)
-    if is_rank0():
-        _show(job, evaluation, partial(format_results, Path(job.run_dir)))
+        _show(job, found, partial(format_sweep, Path(job.run_dir)))
+    else:
+        from transformer.evaluation.sets import format_results
 
-
-def _score_files(job: EvaluateJob) -> None:
-    from transformer.evaluation.files import format_file_scores, score_files
-
-    _show(job, score_files(job), partial(format_file_scores, job))
-
-
-def _sweep(job: EvaluateJob) -> None:
-    from transformer.distributed import is_rank0
-    from transformer.tools.search_settings import format_sweep, sweep
-
-    trials = sweep(job)
-    if is_rank0():
-        _show(job, trials, partial(format_sweep, Path(job.run_dir)))
+        _show(job, found, partial(format_results, Path(job.run_dir)))
 
 
-def _average(job: AverageJob) -> None:
-    from transformer.average import average
-
-    checkpoint = average(job)
+def _write_average(job: AverageJob, checkpoint: "Checkpoint") -> None:
     averaged = checkpoint.run_state().averaged  # the steps of the checkpoints that it is the mean of
     if job.format is Format.json:
         _write(json.dumps({"averaged": averaged, "path": str(checkpoint.path)}) + "\n")
@@ -297,7 +324,8 @@ class _Commands(dict[str, Command]):
 
     def __missing__(self, name: str) -> Command:
         plugins.allow(name)
-        return plugins.find("command", name)
+        self[name] = plugins.find("command", name)
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or plugins.is_known("command", str(name))
@@ -317,13 +345,14 @@ COMMANDS = _Commands(
         ),
         "train": Command(
             TrainJob,
-            _train,
+            "transformer.training.loop:train",
             "train a model, or go on with one; then average checkpoints and score the test sets",
             (
                 "transformer train",
                 f"transformer train experiment=small run_dir=runs/mine {OWN_TEXT}",
                 "transformer train experiment=multi30k_en_de data.root=corpora train.seed=2 run_dir=runs/second",
             ),
+            write=_write_training,
             goes_on=True,
         ),
         "translate": Command(
@@ -357,6 +386,7 @@ COMMANDS = _Commands(
                 "transformer evaluate run_dir=runs/mine scorer.mine='python judge.py {src} {hyp} {ref} {out}'",
                 "transformer evaluate run_dir=runs/mine sweep.beam_size=1,4,8 sweep.length_penalty=0,0.6,1",
             ),
+            write=_write_evaluation,
         ),
         "compare": Command(
             "transformer.tools.compare.job:CompareJob",
@@ -377,9 +407,10 @@ COMMANDS = _Commands(
         ),
         "average": Command(
             AverageJob,
-            _average,
+            "transformer.average:average",
             "average a run's newest checkpoints, or its best",
             ("transformer average run_dir=runs/mine best=5",),
+            write=_write_average,
         ),
         "summary": Command(
             "transformer.tools.summary.job:SummaryJob",

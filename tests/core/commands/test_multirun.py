@@ -207,7 +207,7 @@ def test_train_returns_the_best_of_the_metric(
     results = Results({}, [], 40, 1, 1, 0, 1, 1.0, 1, job.search, 1, "", "", validations)
     monkeypatch.setattr("transformer.training.loop.train", lambda job: results)
     for metric, best in ((Metric.bleu, bleu), (Metric.loss, loss)):
-        assert commands.run("train", replace(job, train=replace(job.train, metric=metric))) == best
+        assert commands.run_command("train", replace(job, train=replace(job.train, metric=metric))) == best
 
 
 def test_train_tells_what_next_in_commands_that_a_shell_takes_as_they_are(
@@ -218,7 +218,7 @@ def test_train_tells_what_next_in_commands_that_a_shell_takes_as_they_are(
     results = Results({}, [], 40, 1, 1, 0, 1, 1.0, 1, job.search, 1, "", "", VALIDATIONS)
     monkeypatch.setattr("transformer.training.loop.train", lambda job: results)
     with caplog.at_level(logging.INFO):
-        commands.run("train", job)
+        commands.run_command("train", job)
     shown = PrintableFormatter("%(message)s").format(caplog.records[-1])  # as the terminal shows it
     _, translate, tensorboard, report = shown.split("\n")
     assert shlex.split(translate)[:3] == ["transformer", "translate", "run_dir=my runs/$(touch x)"]

@@ -10,6 +10,7 @@ import os
 import pickle
 import pydoc
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,8 +41,9 @@ from transformer.config.settings import (
 )
 from transformer.decoding.proof import PLAIN, in_way
 from transformer.errors import InputError, TransformerError
+from transformer.run_dir import RunDir
 
-FUNCTIONS = ["attention_weights", "compose", "load", "train"]
+FUNCTIONS = ["attention_weights", "compose", "load", "run", "train"]
 CLASSES = ["Padded", "Results", "TransformerError", "Translator"]
 
 
@@ -83,9 +85,9 @@ def test_package_waits_neither_for_torch_nor_for_hydra() -> None:
 
 
 def test_package_gives_the_names_of_the_modules_that_define_them() -> None:
-    from transformer import Padded, Results, Translator, attention_weights, compose, load, train
+    from transformer import Padded, Results, Translator, attention_weights, compose, load, run, train
 
-    named: list[Any] = [Padded, Results, TransformerError, Translator, attention_weights, compose, load, train]
+    named: list[Any] = [Padded, Results, TransformerError, Translator, attention_weights, compose, load, run, train]
     assert [f"{found.__module__}.{found.__qualname__}" for found in named] == [
         "transformer.layout.Padded",
         "transformer.records.Results",
@@ -94,6 +96,7 @@ def test_package_gives_the_names_of_the_modules_that_define_them() -> None:
         "transformer.model.attention.attention_weights",
         "transformer.cli.commands.compose",
         "transformer.decoding.loading.load",
+        "transformer.cli.commands.run",
         "transformer.training.loop.train",
     ]
 
@@ -496,6 +499,31 @@ def test_translator_takes_every_iterable_of_texts(translator: transformer.Transl
     assert len(translator.score(iter(texts), iter(texts))) == 3
     assert translator.translate_sweep(iter(texts), iter([0.6]))[0.6] == translator.translate_sweep(texts, [0.6])[0.6]
     assert len(translator.hypotheses(iter([(5, 6)]), n_best=1)) == 1
+
+
+def test_run_does_what_commands_do_and_returns_what_they_find(
+    run_dir: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def done(command: str, *overrides: str) -> Any:
+        return transformer.run(transformer.compose(command, overrides))
+
+    here = shutil.copytree(run_dir, tmp_path / "run")
+    evaluation = done("evaluate", f"run_dir={here}")
+    assert evaluation.test_sets["test"].bleu == RunDir(here).read_results().test_sets["test"].bleu
+    assert done("average", f"run_dir={here}", "last=1").run_state().averaged == [4]
+    (tmp_path / "in.en").write_text("eins zwei\n", encoding="utf-8")
+    done("translate", f"run_dir={here}", f"input={tmp_path / 'in.en'}", f"output={tmp_path / 'out.de'}")
+    assert (tmp_path / "out.de").read_text(encoding="utf-8").count("\n") == 1
+    assert capsysbinary.readouterr().out == b""
+
+    with pytest.raises(InputError, match=r"^a str is the job of no command: transformer\.compose makes one$"):
+        transformer.run("train")  # type: ignore[arg-type]
+
+
+@pytest.mark.plugins
+def test_run_returns_what_a_tool_finds(run_dir: Path) -> None:
+    summary = transformer.run(transformer.compose("summary", [f"run={run_dir}"]))
+    assert summary.parameters.total == sum(tensor.numel() for tensor in transformer.load(run_dir).model.parameters())
 
 
 def test_compose_takes_every_iterable_of_overrides() -> None:

@@ -301,8 +301,8 @@ def test_train_of_a_small_model_stays_small(tmp_path: Path) -> None:
 def test_prepare_imports_no_torch(tmp_path: Path) -> None:
     """The command, which would take a second longer."""
     code = (
-        "import sys; from transformer.cli.commands import compose, run\n"
-        "run('prepare', compose('prepare', sys.argv[1:])); assert 'torch' not in sys.modules"
+        "import sys; from transformer.cli.commands import compose, run_command\n"
+        "run_command('prepare', compose('prepare', sys.argv[1:])); assert 'torch' not in sys.modules"
     )
     data = write_corpus(tmp_path)
     keys = [f"run_dir={tmp_path / 'run'}", "experiment=base", "tokenizer.vocab_size=60"]
