@@ -726,13 +726,6 @@ FOUND = (
         "tools/test_doctor.py::test_lexicon_learns_ibm_model_1",
     ),
     Mutant(
-        "a prediction counts the positions of both sides on each",
-        "../scripts/benchmark/speed.py",
-        "slots=(source + target) // 2",
-        "slots=source + target",
-        "scripts/test_hours.py::test_step_work_has_the_logits_of_all_targets",
-    ),
-    Mutant(
         "a published model: smoothing takes no account of the biases of the output",
         "kernels/loss.py",
         "rows.to(wide) @ sum_of_all + sum_of_biases - z_y",

@@ -26,7 +26,7 @@ KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY":
 
 # How often a thread of GNU's OpenMP looks for work before it sleeps. By default it spins for milliseconds: beside other
 # programs, that is the time of the very thread that it waits for. A quiet machine loses at most 2 % by this number, and
-# a busy one at most a fifth beside threads that sleep at once: scripts/benchmark/results/neighbours-two-zen4-cores.md.
+# a busy one at most a fifth beside threads that sleep at once, as was measured: docs/tried.md.
 SPIN_COUNT = "10000"
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the environment variables that decide on it
 

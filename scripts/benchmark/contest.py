@@ -104,17 +104,6 @@ def corpus_file(given: Path | None, name: str) -> Path:
     return path
 
 
-def joined(path: Path, count: int, folder: Path) -> Path:
-    """A file whose lines are `count` neighbouring lines of another one, joined; the file itself where `count` is 1."""
-    if count == 1:
-        return path
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    longer = [" ".join(lines[start : start + count]) for start in range(0, len(lines), count)]
-    target = folder / path.name
-    target.write_text("".join(f"{line}\n" for line in longer), encoding="utf-8")
-    return target
-
-
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
@@ -134,11 +123,6 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def joined_words(facts: dict[str, Any]) -> str:
-    """How many sentences of the corpus stand together, where they do."""
-    return f"{facts['joined']} sentences of it joined, " if facts["joined"] > 1 else ""
 
 
 def row(cells: Sequence[str]) -> str:

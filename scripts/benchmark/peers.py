@@ -23,7 +23,7 @@ import torch
 from answering import Request, answer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from weights import Weights, as_joey, as_marian, as_torch, read_weights
+from weights import Weights, as_marian, as_torch, read_weights
 
 PAD, BOS, EOS = 0, 2, 3
 DROPOUT, SMOOTHING = 0.1, 0.1
@@ -166,13 +166,6 @@ def marian(spec: Spec) -> Contender:
     return padded_loop(spec, Marian(spec), {"transformers": transformers.__version__})
 
 
-def joey(spec: Spec) -> Contender:
-    """JoeyNMT's Transformer in the same loop."""
-    import joeynmt
-
-    return padded_loop(spec, Joey(spec), {"joeynmt": joeynmt.__version__})
-
-
 class PlainTransformer(nn.Module):
     """torch.nn.Transformer between one shared matrix: embeddings times sqrt(d_model) plus sinusoids, and the output.
 
@@ -272,47 +265,6 @@ def marian_model(shape: Shape, vocab_size: int, *, longest: int, weights: str) -
     return model
 
 
-class Joey(nn.Module):
-    """JoeyNMT's encoder and decoder between one shared matrix, with dropout where the paper has it."""
-
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        from joeynmt.decoders import TransformerDecoder
-        from joeynmt.embeddings import Embeddings
-        from joeynmt.encoders import TransformerEncoder
-
-        shape = spec.shape
-        sizes = {"hidden_size": shape.d_model, "ff_size": shape.d_ff, "num_heads": shape.n_heads}
-        choices = {"num_layers": shape.n_layers, "dropout": DROPOUT, "emb_dropout": DROPOUT, "layer_norm": "post"}
-        self.embedding = Embeddings(shape.d_model, scale=True, vocab_size=spec.vocab_size, padding_idx=PAD)
-        self.encoder = TransformerEncoder(**sizes, **choices)
-        self.decoder = TransformerDecoder(**sizes, **choices, vocab_size=spec.vocab_size)
-        self.decoder.output_layer.weight = self.embedding.lut.weight
-        for name, module in self.named_modules():
-            if name.endswith(("_att.dropout", "pwff_layer.2")):  # of attention weights, inside the feed-forward part
-                module.p = 0.0
-        if spec.weights:
-            copy_weights(self, as_joey(read_weights(spec.weights)[0]))
-
-    def forward(self, source: Tensor, target: Tensor, padding: Tensor | None) -> Tensor:
-        """As PlainTransformer's."""
-        visible = (
-            (torch.zeros_like(source, dtype=torch.bool) if padding is None else padding).logical_not().unsqueeze(1)
-        )
-        memory, _ = self.encoder(self.embedding(source), None, visible)
-        logits: Tensor
-        logits, *_ = self.decoder(
-            trg_embed=self.embedding(target),
-            encoder_output=memory,
-            encoder_hidden=None,
-            src_mask=visible,
-            unroll_steps=None,
-            hidden=None,
-            trg_mask=torch.ones_like(target, dtype=torch.bool).unsqueeze(1),  # padding stands at the right
-        )
-        return logits
-
-
 def copy_weights(model: nn.Module, arrays: Weights) -> None:
     """Give a model these weights; of what is not named, biases become 0 and gains stay 1."""
     parameters = dict(model.named_parameters())
@@ -392,7 +344,6 @@ CONTENDERS: dict[str, Callable[[Spec], Contender]] = {
     "plain": plain,
     "plain_compiled": plain_compiled,
     "marian": marian,
-    "joey": joey,
 }
 
 

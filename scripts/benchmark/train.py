@@ -4,9 +4,8 @@
 
 Contenders: `ours` is the step of this package as `transformer train` takes it, with what `auto` settles on this
 machine; `plain` is a torch.nn.Transformer loop as a good engineer would write it; `plain_compiled` the same under
-torch.compile, which needs a C++ compiler; `marian` is Hugging Face's MarianMTModel in the same loop, and `joey`, which
-runs only when asked for, JoeyNMT's Transformer. These two live in an environment of their own, and are left out without
---peers-python:
+torch.compile, which needs a C++ compiler; `marian` is Hugging Face's MarianMTModel in the same loop, which lives in an
+environment of its own, and is left out without --peers-python:
 
     python -m venv peers && peers/bin/pip install torch==2.13.0 && peers/bin/pip install transformers
 
@@ -43,8 +42,6 @@ from contest import (
     among,
     corpus_file,
     fail,
-    joined,
-    joined_words,
     machine,
     positive,
     ratios,
@@ -82,7 +79,7 @@ MUST_AGREE = 0.02  # of the loss then
 
 
 PEERS = "ours,plain,plain_compiled,marian"
-IN_PEERS_PYTHON = ("marian", "joey")
+IN_PEERS_PYTHON = ("marian",)
 
 
 class Size(NamedTuple):
@@ -108,7 +105,6 @@ EXTRA: dict[str, tuple[Callable[[Shape], int], str]] = {
         "biases in the attention's projections, and a norm at the end of either stack",
     ),
     "marian": (lambda shape: 12 * shape.n_layers * shape.d_model, "biases in the attention's projections"),
-    "joey": (lambda shape: 12 * shape.n_layers * shape.d_model, "biases in the attention's projections"),
 }  # parameters that a contender has beyond ours, and which
 
 
@@ -155,7 +151,6 @@ def main(arguments: list[str]) -> None:
         "threads": job.train.threads,
         "device": job.train.device.name,
         "corpus": ["/".join(path.parts[-2:]) for path in corpus_files(args)],
-        "joined": args.join,
         "tokens_per_step": args.tokens,
         "vocab_size": vocab_size,
     }
@@ -172,11 +167,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sizes", type=among(*SIZES), default="small,base", help="of tiny, small, base; %(default)s")
     parser.add_argument("--precisions", type=among("fp32", "bf16"), default="fp32,bf16", help="default: %(default)s")
     parser.add_argument("--shapes", choices=["new", "warm", "both"], default="both", help="default: %(default)s")
-    parser.add_argument("--peers", type=among(*EXTRA), default=PEERS, help="default: %(default)s; also joey")
+    parser.add_argument("--peers", type=among(*EXTRA), default=PEERS, help="default: %(default)s")
     parser.add_argument("--peers-python", help="the Python of an environment with torch and transformers")
     parser.add_argument("--vocab", type=positive, default=10_000, help="pieces (default: %(default)s)")
-    parser.add_argument("--layers", type=positive, help="of encoder and of decoder (default: the size's)")
-    parser.add_argument("--join", type=positive, default=1, help="neighbouring sentences of the corpus that become one")
     parser.add_argument("--tokens", type=positive, default=4_096, help="real tokens of a step, on each side")
     parser.add_argument("--rounds", type=positive, default=7, help="turns of each contender (default: %(default)s)")
     parser.add_argument("--steps", type=positive, help="steps of a turn (default: 10, of base 4)")
@@ -206,7 +199,7 @@ def measure(args: argparse.Namespace, job: TrainJob) -> tuple[int, list[Result]]
     results: list[Result] = []
     for size, precision, shapes in settings:
         print(f"{size} {precision}, {shapes} shapes ...", file=sys.stderr)
-        shape = replace(SIZES[size].shape, n_layers=args.layers or SIZES[size].shape.n_layers)
+        shape = SIZES[size].shape
         model = ModelConfig(**asdict(shape), dropout=DROPOUT)
         spec = Spec(
             peer="",
@@ -249,8 +242,7 @@ def corpus_files(args: argparse.Namespace) -> list[Path]:
 
 def configure(args: argparse.Namespace, folder: Path) -> TrainJob:
     """What `ours` trains with; whatever is not set here stays as `transformer train` has it."""
-    paths = [joined(path, args.join, folder) for path in corpus_files(args)]
-    pair = PairConfig(*map(str, paths))
+    pair = PairConfig(*map(str, corpus_files(args)))
     try:
         return TrainJob(
             run_dir=str(folder / "run"),
@@ -331,7 +323,7 @@ def page(facts: dict[str, Any], results: list[Result]) -> Iterator[str]:
     yield (
         f"{facts['processor']}, {facts['cores']} cores, {facts['threads']} threads, device {facts['device']}, "
         f"Python {facts['python']}, {', '.join(versions)}; "
-        f"{' and '.join(facts['corpus'])}, {joined_words(facts)}{facts['vocab_size']:,} pieces, "
+        f"{' and '.join(facts['corpus'])}, {facts['vocab_size']:,} pieces, "
         f"up to {facts['tokens_per_step']:,} real tokens a step on each side."
     )
     yield ""

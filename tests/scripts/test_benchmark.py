@@ -1,4 +1,4 @@
-"""The benchmarks: that each answers, and that the smallest run of the two that others start compares like with like."""
+"""The benchmarks: that each answers, and that the smallest run of those that are compared compares like with like."""
 
 import json
 import math
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.corpora import run as train
-from support.corpora import tiny_job, write_corpus
+from support.corpora import write_corpus
 from support.paths import ROOT
 from support.scripts import load_script
 from transformer.cli.commands import COMMANDS
@@ -22,10 +21,7 @@ from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 
 FOLDER = ROOT / "scripts" / "benchmark"
-PROGRAMS = (
-    *("checkpoint", "decode", "engine", "gpu", "growth", "hours", "loader", "micro", "neighbours", "predict"),
-    *("prepare", "rehearse", "safeguards", "startup", "steps", "train", "translate", "variants"),
-)
+PROGRAMS = ("decode", "engine", "gpu", "micro", "steps", "train", "variants")
 
 initial, peers = (load_script(f"benchmark/{name}") for name in ("initial", "peers"))
 
@@ -159,14 +155,3 @@ def test_scripts_set_only_keys_that_there_are() -> None:
     ]
     assert len(named) > 30, "the test no longer sees them"
     assert [(name, key) for name, key in named if not any(f"{other}.".startswith(f"{key}.") for other in known)] == []
-
-
-def test_rehearse_knows_the_stages_of_a_real_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rehearse = load_script("benchmark/rehearse")
-    caplog.set_level("INFO", logger="transformer")
-    train(tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=4, log_every=1, save_every=2))
-    stages = ["start"]
-    for line in caplog.messages:
-        stages.append(rehearse.stage_after(line, stages[-1]))
-    found = list(dict.fromkeys(stages))
-    assert found[:6] == ["start", "tokenizer", "encode", "build", "first", "step"], found
