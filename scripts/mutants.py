@@ -882,8 +882,8 @@ FOUND = (
     Mutant(
         "a gradient a tenth too large is taken for rounding",
         "training/deviation.py",
-        "own <= tolerance.gradient and abs(ratio - 1.0) <= tolerance.norm",
-        "own <= tolerance.gradient",
+        "length), tolerance.norm)",
+        "length), 1.0)",
         "core/unit/test_proof.py::test_compare_sees_a_matrix_whose_gradient_is_too_large",
     ),
     Mutant(

@@ -8,8 +8,8 @@ host reads from the device is left over from something else. What is replaced, a
                                      `Tensor.nonzero` finds nothing
     transformer.decoding.search      a search takes all its steps, and then has translations that are made up;
     transformer.decoding.replay      replayed, too
-    transformer.decoding.proof       whatever the device computes is near enough to the plain way: what is compared is
-    transformer.training.deviation   computed all the same, in each of the ways that are tried
+    transformer.numerics             whatever the device computes is near enough to the plain way: what is compared is
+                                     computed all the same, in each of the ways that are tried
     transformer.training.optimizer   moments are finite and not below 0
     transformer.tools.inspection     attention is uniform
     measured                         a kernel that a benchmark times is near enough to float64
@@ -126,17 +126,10 @@ def make_up_replayed_translations(replay: Any) -> None:
     replay.results_of = results_of
 
 
-def allow_any_search(proof: Any) -> None:
-    """The proof of a search compares log-probabilities."""
-    proof.MOST = dict.fromkeys(proof.MOST, ANY)
-    proof.ATTENTION = dict.fromkeys(proof.ATTENTION, ANY)
-
-
-def allow_any_step(deviation: Any) -> None:
-    """The proof of a device compares losses, gradients, attention, and what the causal mask hides."""
-    deviation.TOLERANCES = dict.fromkeys(deviation.TOLERANCES, deviation.Tolerance(ANY, ANY, ANY))
-    deviation.ATTENTION = dict.fromkeys(deviation.ATTENTION, ANY)
-    deviation.VECTORS = deviation.MOST_LEAK = ANY
+def allow_any_deviation(numerics: Any) -> None:
+    """A step and a search are compared with plain ones: losses, gradients, log-probabilities, attention, masks."""
+    any_number = numerics.Tolerance(*[ANY] * len(numerics.Tolerance._fields))
+    numerics.TOLERANCES = dict.fromkeys(numerics.TOLERANCES, any_number)
 
 
 ANY = 1e30  # near enough to anything
@@ -225,12 +218,11 @@ REPLACED = {
     "torch": replace_readings,
     "transformer.decoding.search": make_up_translations,
     "transformer.decoding.replay": make_up_replayed_translations,
-    "transformer.decoding.proof": allow_any_search,
-    "transformer.training.deviation": allow_any_step,
+    "transformer.numerics": allow_any_deviation,
     "transformer.training.optimizer": make_moments_sane,
     "transformer.tools.inspection": make_attention_uniform,
     "measured": allow_any_kernel,
 }
 if os.environ.get("NULL_GPU_DEVIATES") == "1":
-    REPLACED = {name: function for name, function in REPLACED.items() if not name.endswith((".proof", ".deviation"))}
+    del REPLACED["transformer.numerics"]
 sys.meta_path.insert(0, AfterImport(REPLACED))

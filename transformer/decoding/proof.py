@@ -7,7 +7,6 @@ itself, too. A search that raises, deviates or is not finite is made to compute 
 """
 
 import logging
-import math
 from collections.abc import Callable, Container
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -22,10 +21,11 @@ from transformer.config.settings import Precision, Score, SearchConfig
 from transformer.decoding.batches import Batches
 from transformer.decoding.forced import piece_log_probs
 from transformer.decoding.search import length_penalty
-from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
+from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.layout import Mask, Padded
 from transformer.model.attention import Look, attend
 from transformer.model.transformer import mask_dtype
+from transformer.numerics import DeviatesError, check, distance, failures_in_words, largest, tolerance_of
 from transformer.records import Proof
 from transformer.run_dir import RunDir
 from transformer.vocabulary import UNK
@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 SOURCES = 8
 LONGEST = 24  # pieces of the longest of them
-MOST = {True: 0.1, False: 0.001}  # by which the mean log-probability of a piece may deviate; is it half precision?
-ATTENTION = {True: 0.02, False: 1e-4}  # by which a kernel's output and gradients may differ; seen in bf16: 0.004
 
 FUSED = "fused attention"
 PLAIN = "plain attention"
@@ -66,48 +64,42 @@ def prove_search(
         begin(name)
         made = in_way(batches, way)
         try:
-            if not (distance := attention_deviation(made)) <= ATTENTION[made.precision in HALF]:
-                raise FloatingPointError(f"attention differs by {distance:.2g}")
-            deviation = search_deviation(made)
-            if deviation <= MOST[made.precision in HALF]:
-                log.info("searches compute as the plain way does: a piece's log-probability differs by %.2g", deviation)
-                return made, way
-            failure = f"the log-probability of a piece differs by {deviation:.2g}"
-        except (TransformerError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # whatever a driver or a kernel raises
-            failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        log.warning("%s: not taken: %.300s", name, failure)
-        failures.append(f"{way}: {failure}")
+            with failures_in_words():
+                deviation = _checked_deviation(made)
+        except DeviatesError as error:
+            log.warning("%s: not taken: %.300s", name, error)
+            failures.append(f"{way}: {error}")
+        else:
+            log.info("searches compute as the plain way does: a piece's log-probability differs by %.2g", deviation)
+            return made, way
     raise InputError(f"{batches.device} searches as it should in no way ({'; '.join(failures)}): set device=cpu")
 
 
 def prove_replay(batches: Batches) -> Batches:
     """The same search with its steps replayed, where that is sound; else as it is, and one line says why."""
     name = "searches with replayed steps"
-    most = MOST[batches.precision in HALF]
     made = batches.replayed()
     try:
-        deviation = search_deviation(made)
-        loss = replay_loss(made, batches)
-    except (TransformerError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # whatever a driver or a kernel raises
-        log.warning("%s: not taken: %.300s", name, f"{type(error).__name__}: {error}".partition("\n")[0])
+        with failures_in_words():
+            deviation = _checked_deviation(made)
+            check("the score of a translation", replay_loss(made, batches), tolerance_of(made.precision).log_prob)
+    except DeviatesError as error:
+        log.warning("%s: not taken: %.300s", name, error)
         return batches
 
     if made.replay is None or not made.replay.is_recording:
         return batches  # it has said why
-    if deviation <= most and loss <= most:
-        log.info("%s: a piece's log-probability differs by %.2g from the plain way's", name, deviation)
-        return made
-    log.warning(
-        "%s: not taken: the log-probability of a piece differs by %.2g, and a translation loses %.2g",
-        name,
-        deviation,
-        loss,
-    )
-    return batches
+    log.info("%s: a piece's log-probability differs by %.2g from the plain way's", name, deviation)
+    return made
+
+
+def _checked_deviation(batches: Batches) -> float:
+    """`search_deviation`. Raises DeviatesError where that, or attention, is too far from the plain way."""
+    tolerance = tolerance_of(batches.precision)
+    check("attention", attention_deviation(batches), tolerance.attention)
+    deviation = search_deviation(batches)
+    check("the log-probability of a piece", deviation, tolerance.log_prob)
+    return deviation
 
 
 def replay_loss(replayed: Batches, launched: Batches) -> float:
@@ -122,7 +114,7 @@ def replay_loss(replayed: Batches, launched: Batches) -> float:
     for [one], [other] in zip(*found, strict=True):
         loss = other.score(penalty) - one.score(penalty)
         losses.append(loss * penalty(one.length) / max(1, one.length))
-    return math.nan if any(map(math.isnan, losses)) else max(losses)
+    return largest(losses)
 
 
 def attention_deviation(batches: Batches) -> float:
@@ -161,8 +153,8 @@ def attention_deviation(batches: Batches) -> float:
             with sdpa_kernel(SDPBackend.MATH) if batches.is_plain else nullcontext():
                 dtype = product_dtype(batches.precision)
                 found = attend(q.to(dtype), k.to(dtype), v.to(dtype), look(visible, k.to(dtype)))
-        deviations.append(float((found.to(plain.dtype) - plain).norm() / plain.norm()))
-    return math.nan if any(map(math.isnan, deviations)) else max(deviations)
+        deviations.append(distance([found], [plain]))
+    return largest(deviations)
 
 
 def search_deviation(batches: Batches) -> float:
@@ -178,12 +170,11 @@ def search_deviation(batches: Batches) -> float:
         plain = piece_log_probs([model], pairs, batches.device)
     model.train(was_training)
 
-    # The maximum of Python would pass over NaN.
     deviations = [
         abs(hypothesis.log_prob - sum(log_probs[: hypothesis.length])) / max(1, hypothesis.length)
         for hypothesis, log_probs in zip(best, plain, strict=True)
     ]
-    return math.nan if any(map(math.isnan, deviations)) else max(deviations)
+    return largest(deviations)
 
 
 def _made_up(batches: Batches) -> tuple[list[list[int]], SearchConfig]:

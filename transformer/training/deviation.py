@@ -4,7 +4,6 @@ The plain way is padded, uncompiled, in full precision, with attention by produc
 formula. `proof` decides what is compared, and what becomes of a way that deviates.
 """
 
-import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -13,44 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from transformer.compute import HALF, autocast, dtype_of, product_dtype
+from transformer.compute import autocast, dtype_of, product_dtype
 from transformer.config.settings import LayoutKind, ModelConfig, Precision
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import slots_for, split_step
 from transformer.data.store import Ids, Store
-from transformer.decoding.proof import ATTENTION
 from transformer.distributed import unsynchronised
 from transformer.layout import Packed
 from transformer.loss import smoothed_cross_entropy
 from transformer.model.attention import Look, attend
 from transformer.model.transformer import Transformer
+from transformer.numerics import DeviatesError, Tolerance, check, distance, norm, relative, tolerance_of
 from transformer.records import Resolved
 from transformer.vocabulary import PAD
 
 SLICE = 2_000  # tokens of a side that the plain way computes at once, so that it fits wherever a step does
 FP16_SCALE = 2.0**12  # of the loss: without it, gradients in fp16 would vanish
-MOST_LEAK = 1e-3  # by which a log-probability may change with a later token: rounding, if anything
-
-
-class Tolerance(NamedTuple):
-    """How far a way may be from the plain one, relative to that.
-
-    Largest deviations seen in bf16 (packed, on a CPU; the models of the demo and of Multi30k): loss 7e-5, a matrix's
-    gradient 0.026 and its norm 0.0064, that of a vector 0.01; in fp16 a third of it. With the demo's weights after
-    1,000 steps 0.09, 0.017 and 0.08.
-    """
-
-    loss: float
-    norm: float  # of the gradient of one matrix
-    gradient: float  # of one matrix: the norm of the difference
-
-
-VECTORS = 0.3  # by which the gradient of a vector may differ
-TOLERANCES = {True: Tolerance(loss=0.005, norm=0.03, gradient=0.15), False: Tolerance(1e-4, 0.002, 0.01)}  # is it half?
-
-
-class DeviatesError(Exception):
-    """A way computes something else than the plain one; the message says what, and by how much."""
 
 
 class UnrecordedError(DeviatesError):
@@ -66,13 +43,7 @@ class Gradient:
 
     def distance(self, other: "Gradient") -> float:
         """The norm of the difference, relative to the norm of `other`."""
-        difference = sum(float((self.by_name[name] - plain).norm()) ** 2 for name, plain in other.by_name.items())
-        return math.sqrt(difference) / other.norm
-
-    @property
-    def norm(self) -> float:
-        """Of all parameters."""
-        return math.sqrt(sum(float(gradient.norm()) ** 2 for gradient in self.by_name.values()))
+        return distance([self.by_name[name] for name in other.by_name], other.by_name.values())
 
 
 # ---- loss and gradient ----------------------------------------------------------------------------------------------
@@ -129,30 +100,32 @@ def _taken(module: nn.Module, loss: float, *, scale: float = 1.0) -> Gradient:
 
 
 def compare(found: Gradient, plain: Gradient, tolerance: Tolerance) -> None:
-    """Raise DeviatesError where a gradient is too far from the plain one."""
-    compare_losses(found, plain, tolerance.loss)
+    """Raise DeviatesError where the loss or a gradient is too far from the plain one."""
+    check("the loss", relative(found.loss, plain.loss), tolerance.loss)
     if found.by_name.keys() != plain.by_name.keys():
         raise DeviatesError("some parameters have no gradient")
 
     # Each parameter by itself, but for those whose gradient is next to nothing. The gradient of a vector is a sum over
     # all tokens that nearly cancel: rounding alone changes much of it.
+    least = 1e-4 * norm(plain.by_name.values())
     for name, wanted in plain.by_name.items():
-        norm = float(wanted.norm())
-        if norm < 1e-4 * plain.norm:
+        length = float(wanted.norm())
+        if length < least:
             continue
-        own = float((found.by_name[name] - wanted).norm()) / norm
-        ratio = float(found.by_name[name].norm()) / norm
+        given = found.by_name[name]
         is_vector = wanted.dim() < 2
-        is_close = own <= VECTORS if is_vector else own <= tolerance.gradient and abs(ratio - 1.0) <= tolerance.norm
-        if not is_close:
-            raise DeviatesError(f"the gradient of {name} differs by {own:.2g}, and its norm by {abs(ratio - 1.0):.2g}")
+        limit = tolerance.vector if is_vector else tolerance.gradient
+        check(f"the gradient of {name}", distance([given], [wanted]), limit)
+        if not is_vector:
+            check(f"the norm of the gradient of {name}", relative(float(given.norm()), length), tolerance.norm)
 
 
-def compare_losses(found: Gradient, wanted: Gradient, limit: float) -> None:
-    """Raise DeviatesError where the losses differ by more than this, relative to `wanted`."""
-    deviation = abs(found.loss / wanted.loss - 1.0)
-    if not deviation <= limit:
-        raise DeviatesError(f"the loss is {found.loss:.5g} where it should be {wanted.loss:.5g}")
+def compare_whole(found: Gradient, wanted: Gradient, *, loss: float, gradient: float) -> float:
+    """How far a gradient is from another one. Raises DeviatesError where that, or the loss, is beyond its limit."""
+    check("the loss", relative(found.loss, wanted.loss), loss)
+    difference = found.distance(wanted)
+    check("the gradient", difference, gradient)
+    return difference
 
 
 # ---- a kernel of attention ------------------------------------------------------------------------------------------
@@ -175,16 +148,14 @@ def compare_kernel(way: Resolved, config: ModelConfig, store: Store, ids: Ids, *
     """
     batch = compared_batch(way, store, ids).to(device)
     in_groups = compared_batch(replace(way, attention_kernel=None), store, ids).to(device)
-    limit = ATTENTION[way.precision in HALF]
+    limit = tolerance_of(way.precision).attention
 
     for role, role_in_groups in zip(_roles(batch), _roles(in_groups), strict=True):
         found = _attend_randomly(role, config, dtype=product_dtype(way.precision))
         with sdpa_kernel(SDPBackend.MATH):
             plain = _attend_randomly(role_in_groups, config, dtype=dtype_of(way.precision))
         for name, given, wanted in zip(("output", "dq", "dk", "dv"), found, plain, strict=True):
-            distance = float((given.to(wanted.dtype) - wanted).norm() / wanted.norm())
-            if not distance <= limit:
-                raise DeviatesError(f"{role.name}: its {name} differs by {distance:.2g}")
+            check(f"the {name} of {role.name}", distance([given], [wanted]), limit)
 
 
 def _roles(batch: Batch) -> list[_Role]:

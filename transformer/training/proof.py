@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transformer.compute import HALF, autocast
+from transformer.compute import HALF, autocast, memory_errors_named
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import LayoutKind, Precision
 from transformer.data.batch import Batch, collate
@@ -31,21 +31,18 @@ from transformer.data.store import Ids, Store
 from transformer.decoding.batches import Batches
 from transformer.decoding.proof import SEARCHES, in_way, prove_search
 from transformer.distributed import World
-from transformer.errors import InputError, Stopped, TransformerError
+from transformer.errors import InputError, Stopped
 from transformer.machine import describe_processor
 from transformer.model.transformer import Transformer
+from transformer.numerics import DeviatesError, check, failures_in_words, tolerance_of
 from transformer.records import Proof, Resolved
 from transformer.training.cuda_graphs import GraphedComputation
 from transformer.training.deviation import (
-    MOST_LEAK,
-    TOLERANCES,
-    DeviatesError,
     Gradient,
-    Tolerance,
     UnrecordedError,
     compare,
     compare_kernel,
-    compare_losses,
+    compare_whole,
     compared_batch,
     gradient_of,
     largest_leak,
@@ -185,22 +182,14 @@ class Prover:
 
         self._keep(replace(self.proof, trying=name))
         found = math.inf
-        failure = None
-        is_unrecorded = False
+        failure: DeviatesError | None = None
         try:
-            found = deviation()
-        except torch.OutOfMemoryError as error:
-            self._keep(replace(self.proof, trying=None))
-            raise InputError(f"out of GPU memory while the device is tried: lower train.max_tokens ({name})") from error
-        except TransformerError:
-            self._keep(replace(self.proof, trying=None))
-            raise
-        except Exception as error:  # whatever a compiler, a driver or a kernel raises
-            log.debug("%s", name, exc_info=True)
-            text = " ".join(str(error).split("\n")[:2]).strip()  # a compiler names its own error in the second line
-            failure = text if isinstance(error, DeviatesError) else f"{type(error).__name__}: {text}"
-            is_unrecorded = isinstance(error, UnrecordedError)
-        except BaseException:  # a signal says nothing about the way
+            remedy = f"lower train.max_tokens ({name})"
+            with memory_errors_named("the device is tried", remedy=remedy), failures_in_words():
+                found = deviation()
+        except DeviatesError as error:
+            failure = error
+        except BaseException:  # a signal, or what the user has to change, says nothing about the way
             self._keep(replace(self.proof, trying=None))
             raise
 
@@ -209,12 +198,12 @@ class Prover:
             self._keep(replace(self.proof, trying=None, way=name, deviation=found))
             return
 
-        failure = failure or "it failed on another rank"
-        log.warning("%s: not taken: %.300s (TRANSFORMER_DEBUG=1 --verbose shows more)", name, failure)
-        self._keep_failure(name, failure)
+        why = str(failure or "it failed on another rank")
+        log.warning("%s: not taken: %.300s (TRANSFORMER_DEBUG=1 --verbose shows more)", name, why)
+        self._keep_failure(name, why)
         self._check_device(name)
-        if self.world.any(is_unrecorded):
-            raise Stopped(f"a step could not be recorded ({failure}): {LAUNCHES}")
+        if self.world.any(isinstance(failure, UnrecordedError)):
+            raise Stopped(f"a step could not be recorded ({why}): {LAUNCHES}")
         raise UnsoundError
 
     def leave(self, way: Resolved, why: str) -> None:
@@ -283,11 +272,11 @@ def plain_deviation(way: Resolved, job: TrainJob, *, model: Transformer, store: 
         batch = compared_batch(way, store, ids).to(device)
         objective = Objective(plain_model, job.train.label_smoothing, loss_rows=way.loss_rows).train()
         found = gradient_of(objective, batch, device=device, precision=way.precision)
-        compare(found, plain, TOLERANCES[way.precision in HALF])
+        tolerance = tolerance_of(way.precision)
+        compare(found, plain, tolerance)
         with autocast(device, way.precision):
             leak = largest_leak(plain_model, batch)
-        if not leak <= MOST_LEAK:
-            raise DeviatesError(f"what is predicted depends on later tokens (by {leak:.2g})")
+        check("what is predicted before a token that changes", leak, tolerance.leak)
         return found.distance(plain)
 
     distance = _in_memory(deviation, _pairs_of_all_lengths(store, COMPARED))
@@ -320,16 +309,15 @@ def compiled_deviation(
     compiled = gradient(parallel, 1)
     wanted = gradient(eager, 1)
     other = gradient(eager, 2)
-    tolerance = TOLERANCES[way.precision in HALF]
-
     losses = [wanted.loss, other.loss, *(gradient(eager, seed).loss for seed in range(3, MASKS + 1))]
     spread = float(torch.tensor(losses).std()) / wanted.loss
-    compare_losses(compiled, wanted, tolerance.loss + SPREADS * spread)
-    distance = compiled.distance(wanted)
-    limit = tolerance.gradient + ANOTHER_MASK * other.distance(wanted)
-    if not distance <= limit:
-        raise DeviatesError(f"its gradient differs by {distance:.2g} from the uncompiled one (limit {limit:.2g})")
-    return distance
+    tolerance = tolerance_of(way.precision)
+    return compare_whole(
+        compiled,
+        wanted,
+        loss=tolerance.loss + SPREADS * spread,
+        gradient=tolerance.gradient + ANOTHER_MASK * other.distance(wanted),
+    )
 
 
 def replayed_deviation(
@@ -357,20 +345,13 @@ def replayed_deviation(
             gradient(reversed_batch, 2)  # recorded
             found = gradient(batch, 1)
             if graphed.is_recording:
-                return _replayed_distance(found, wanted, TOLERANCES[way.precision in HALF])
+                tolerance = tolerance_of(way.precision)
+                return compare_whole(found, wanted, loss=tolerance.loss, gradient=tolerance.gradient)
     finally:
         graphed.forget()
     if graphed.failure is not None:
         raise UnrecordedError(graphed.failure)
     raise DeviatesError("its memory does not hold what is recorded")
-
-
-def _replayed_distance(found: Gradient, wanted: Gradient, tolerance: Tolerance) -> float:
-    compare_losses(found, wanted, tolerance.loss)
-    distance = found.distance(wanted)
-    if not distance <= tolerance.gradient:
-        raise DeviatesError(f"its gradient differs by {distance:.2g} from the one without a graph")
-    return distance
 
 
 # ---- what is compared -----------------------------------------------------------------------------------------------

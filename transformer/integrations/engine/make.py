@@ -33,8 +33,8 @@ from transformer.files import build_once, open_regular, storage_error
 from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies, supported_types, version, write
 from transformer.integrations.engine.files import MARKS, is_usable, read_engine, seal
 from transformer.integrations.engine.parity import choose_sentences, compare
-from transformer.integrations.engine.peer import FLOAT32_BOUND
 from transformer.integrations.engine.searcher import Searcher, temporary_folder
+from transformer.numerics import FLOAT32_BOUND, excess, tolerance_of
 from transformer.plugins import install_command
 from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
 from transformer.vocabulary import UNK
@@ -42,7 +42,7 @@ from transformer.vocabulary import UNK
 FORMAT = 1  # of what is written: a change makes every engine anew
 SENTENCES = 64  # that an engine is checked on
 LONGEST = 24  # pieces of a made-up one
-MOST_LOSS = 0.1  # by which the log-probability of a piece may deviate in few bits, on average
+MOST_LOSS = tolerance_of(Precision.bf16).log_prob  # of a piece, in few bits
 _FIRST_LINES = 1 << 18  # bytes of the dev set that sentences are taken from
 _OTHERWISE = "set search.engine=torch"
 _IN_FLOAT32 = "set search.engine_type=float32"
@@ -158,10 +158,7 @@ def _check(translator: Translator, run: RunDir, folder: Path, quantization: Quan
     peer = CTranslate2Peer(folder, vocabularies, run.tokenizer, alpha=0.0, threads=torch.get_num_threads())
     is_exact = quantization is Quantization.float32
     parity = compare(plain, peer, sentences, bound=FLOAT32_BOUND if is_exact else None)
-    problems = parity.problems
-    if not parity.mean_log_probs <= MOST_LOSS:
-        problems.append(f"the log-probability of a piece differs by {parity.mean_log_probs:.2g} on average")
-    if problems:
+    if problems := parity.problems + excess("the mean log-probability", parity.mean_log_probs, MOST_LOSS):
         raise InputError(
             f"search.engine=ctranslate2: in {quantization.value} it does not compute what the model does "
             f"({'; '.join(problems)}): {_OTHERWISE if is_exact else _IN_FLOAT32}"

@@ -12,7 +12,7 @@ rank it by its score; and our search never writes a PAD or a BOS.
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -21,15 +21,16 @@ from torch import Tensor
 
 from transformer.decoding.search import Hypothesis
 from transformer.decoding.translator import Translator
+from transformer.evaluation.score import measure_bleu
 from transformer.integrations.engine.peer import Forced, Peer, forced_by, pad
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
+from transformer.numerics import FINITE, differences, excess
 from transformer.vocabulary import BOS, EOS, PAD
 
 TIE = 1e-4  # candidates whose scores differ by less may come out either way
 MOST_OTHERS = 0.01  # share of sentences that may differ otherwise: a tie early in a search can cost more at its end
 BATCH = 8  # sentences whose logits are in memory
-SHOWN = 10  # differences that are printed
 
 log = logging.getLogger(__name__)
 
@@ -94,14 +95,8 @@ class Parity:
     @property
     def problems(self) -> list[str]:
         """Why the export must not be used: differences above the bound, or that are no number."""
-        problems = []
-        for name, difference in (("log-probabilities", self.log_probs), ("logits", self.logits)):
-            if difference is None:
-                continue
-            is_above_bound = self.bound is not None and difference > self.bound
-            if is_above_bound or not math.isfinite(difference):
-                problems.append(f"{name} differ by up to {difference:.1e}")
-
+        limit = FINITE if self.bound is None else self.bound
+        problems = excess("a log-probability", self.log_probs, limit) + excess("a logit", self.logits or 0.0, limit)
         for search in self.searches:
             if self.bound is not None and search.others > MOST_OTHERS * self.sentences:
                 problems.append(f"{search.others} of {self.sentences} translations differ ({search.name})")
@@ -138,18 +133,19 @@ def compare(
     sentences: Sequence[Sentence],
     *,
     bound: float | None,
-    bleu: Callable[[list[str], list[str]], float] | None = None,
+    tgt_lang: str | None = None,
 ) -> Parity:
     """Compare a model in another library with ours, which it was made from.
 
-    `bleu` of translations and references is measured where every sentence has a reference. Our model is on the CPU.
+    In this language, BLEU is measured where every sentence has a reference. Our model is on the CPU.
     """
     exact = copy.deepcopy(translator.model).double()
 
     # Search with both.
     beam_sizes = sorted({1, translator.search.beam_size})
     searches = [
-        _compare_searches(translator, peer, sentences, exact=exact, beam_size=size, bleu=bleu) for size in beam_sizes
+        _compare_searches(translator, peer, sentences, exact=exact, beam_size=size, tgt_lang=tgt_lang)
+        for size in beam_sizes
     ]
 
     # Give both the same targets.
@@ -201,18 +197,13 @@ def _compare_forced(
         of_exact = _force(exact, batch_sources, batch_targets)
         of_peer = peer.forced(batch_sources, batch_targets)
         for ours, theirs in zip(of_exact, of_peer, strict=True):
-            log_probs.append(_differences(ours.log_probs, theirs.log_probs))
+            log_probs.append(differences(ours.log_probs, theirs.log_probs))
             if ours.logits is not None and theirs.logits is not None:
-                logits.append(_differences(ours.logits, theirs.logits).max())
+                logits.append(differences(ours.logits, theirs.logits).max())
 
     of_tokens = torch.cat(log_probs)
     largest_logit = float(torch.stack(logits).max()) if logits else None
     return float(of_tokens.max()), float(of_tokens.mean()), largest_logit
-
-
-def _differences(ours: Tensor, theirs: Tensor) -> Tensor:
-    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)  # broadcasting would hide a row too few
-    return (ours - theirs).abs()
 
 
 def _force(model: Transformer, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
@@ -239,7 +230,7 @@ def _compare_searches(
     *,
     exact: Transformer,
     beam_size: int,
-    bleu: Callable[[list[str], list[str]], float] | None,
+    tgt_lang: str | None,
 ) -> SearchParity:
     """Translate with both models."""
     log.info("checking %d sentences with beam %d", len(sentences), beam_size)
@@ -281,9 +272,10 @@ def _compare_searches(
     references = _references(sentences)
     our_bleu = None
     their_bleu = None
-    if references is not None and bleu is not None:
-        our_bleu = bleu(our_texts, references)
-        their_bleu = bleu(their_texts, references)
+    if references is not None and tgt_lang is not None:
+        our_bleu, their_bleu = (
+            measure_bleu(texts, references, tgt_lang=tgt_lang).score for texts in (our_texts, their_texts)
+        )
 
     return SearchParity(
         beam_size=beam_size,
@@ -349,40 +341,3 @@ def _first_difference(left: list[int], right: list[int]) -> int:
     """The first place where two lists differ; the shorter one may be the beginning of the other."""
     shorter = min(len(left), len(right))
     return next((n for n in range(shorter) if left[n] != right[n]), shorter)
-
-
-# ---- for people -----------------------------------------------------------------------------------------------------
-
-
-def format_parity(parity: Parity) -> str:
-    """The comparison as lines of text."""
-    versions = ", ".join(f"{name} {version}" for name, version in parity.versions.items())
-    allowed = "" if parity.bound is None else f" ({parity.bound:.0e} allowed)"
-    lines = [
-        f"{parity.sentences} sentences, {parity.cut_alike} of them cut into the same pieces; "
-        f"{versions} in {parity.arithmetic}",
-        f"log-probabilities of {parity.tokens} tokens: at most {parity.log_probs:.1e} apart{allowed}",
-    ]
-    if parity.logits is not None:
-        lines.append(f"logits of all pieces there: at most {parity.logits:.1e} apart{allowed}")
-    for search in parity.searches:
-        lines += _format_search(search, parity.sentences)
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _format_search(search: SearchParity, sentences: int) -> list[str]:
-    line = f"{search.name}: {search.identical} of {sentences} translations are identical"
-    if search.differences:
-        line += f", {search.ties} within {TIE:.0e} in score, {search.degenerate} degenerate, {search.others} others"
-    if search.bleu is not None and search.their_bleu is not None:
-        line += f"; BLEU {search.their_bleu:.2f} (ours {search.bleu:.2f})"
-
-    lines = [line]
-    for difference in search.differences[:SHOWN]:
-        better = "ours" if difference.gap >= 0.0 else "theirs"
-        gap = f"{better} better by {abs(difference.gap):.1e}"
-        lines.append(f"  line {difference.line}, {gap}: {difference.theirs} | {difference.ours}")
-    unlisted = len(search.differences) - SHOWN
-    if unlisted > 0:
-        lines.append(f"  and {unlisted} more")
-    return lines

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from transformer.vocabulary import EOS, PAD
 
-FLOAT32_BOUND = 1e-4  # what float32 may change in a log-probability
-
 
 @dataclass(frozen=True)
 class Forced:

@@ -20,7 +20,6 @@ from transformer.config.languages import language_of, name_of
 from transformer.config.settings import SearchOverride
 from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies
 from transformer.integrations.engine.ctranslate2 import write as write_model
-from transformer.integrations.engine.peer import FLOAT32_BOUND
 from transformer.integrations.export.formats import ExportFormat, Original
 from transformer.run_dir import TOKENIZER
 
@@ -148,7 +147,6 @@ def readme(original: Original) -> str:
 FORMAT = ExportFormat(
     packages=("ctranslate2",),
     search=SearchOverride(beam_size=BEAM_SIZE),
-    bound=lambda _: FLOAT32_BOUND,
     write=write,
     load=load,
     readme=readme,

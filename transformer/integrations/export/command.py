@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from transformer.config.settings import TORCH, DataConfig, Device, ModelConfig, 
 from transformer.data.corpus import read_lines, read_pairs
 from transformer.decoding.loading import build_translator
 from transformer.errors import InputError
-from transformer.evaluation.score import measure_bleu
 from transformer.evaluation.sets import read_set
 from transformer.files import (
     UNFINISHED,
@@ -40,7 +38,7 @@ from transformer.files import (
     write_file,
     write_json,
 )
-from transformer.integrations.engine.parity import Parity, choose_sentences, compare, format_parity, mean_length
+from transformer.integrations.engine.parity import TIE, Parity, SearchParity, choose_sentences, compare, mean_length
 from transformer.integrations.engine.peer import exponent_near
 from transformer.integrations.export import argos, ctranslate2, huggingface, marian, onnx
 from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags
@@ -53,6 +51,7 @@ from transformer.tools.markdown import plain
 
 PARITY = "parity.json"
 README = "README.md"
+SHOWN = 10  # differences that are printed
 
 # to=marian was Hugging Face's form before 0.2.0; to be said until 0.3.0.
 RENAMED = "to=marian writes Marian's own files; those of Hugging Face's MarianMTModel are to=huggingface now"
@@ -140,8 +139,7 @@ def export(job: ExportJob) -> Exported:
         is_exact = job.quantization is Quantization.float32
         bound = export_format.bound(translator.model.config) if is_exact else None
         peer = export_format.load(original, folder, threads)
-        bleu = partial(_bleu, tgt_lang=data.tgt_lang)
-        parity = compare(translator, peer, sentences, bound=bound, bleu=bleu)
+        parity = compare(translator, peer, sentences, bound=bound, tgt_lang=data.tgt_lang)
         if parity.problems:
             raise ParityError(
                 f"{output}: not written: it does not compute what the model of {run.path} does: {_why(parity)}"
@@ -162,14 +160,13 @@ def export(job: ExportJob) -> Exported:
     return exported
 
 
-def _bleu(hypotheses: list[str], references: list[str], *, tgt_lang: str) -> float:
-    return measure_bleu(hypotheses, references, tgt_lang=tgt_lang).score
-
-
 def _why(parity: Parity) -> str:
     """The problems, with the versions of the library in which they show."""
-    versions = ", ".join(f"{name} {version}" for name, version in parity.versions.items())
-    return f"{'; '.join(parity.problems)} (with {versions})"
+    return f"{'; '.join(parity.problems)} (with {_versions(parity)})"
+
+
+def _versions(parity: Parity) -> str:
+    return ", ".join(f"{name} {version}" for name, version in parity.versions.items())
 
 
 # ---- what is needed -------------------------------------------------------------------------------------------------
@@ -270,3 +267,36 @@ def format_exported(exported: Exported) -> str:
         f"checked on sentences of {exported.checked_on}:",
     ]
     return "".join(f"{line}\n" for line in lines) + format_parity(exported.parity)
+
+
+def format_parity(parity: Parity) -> str:
+    """The comparison as lines of text."""
+    allowed = "" if parity.bound is None else f" ({parity.bound:.0e} allowed)"
+    lines = [
+        f"{parity.sentences} sentences, {parity.cut_alike} of them cut into the same pieces; "
+        f"{_versions(parity)} in {parity.arithmetic}",
+        f"log-probabilities of {parity.tokens} tokens: at most {parity.log_probs:.1e} apart{allowed}",
+    ]
+    if parity.logits is not None:
+        lines.append(f"logits of all pieces there: at most {parity.logits:.1e} apart{allowed}")
+    for search in parity.searches:
+        lines += _format_search(search, parity.sentences)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _format_search(search: SearchParity, sentences: int) -> list[str]:
+    line = f"{search.name}: {search.identical} of {sentences} translations are identical"
+    if search.differences:
+        line += f", {search.ties} within {TIE:.0e} in score, {search.degenerate} degenerate, {search.others} others"
+    if search.bleu is not None and search.their_bleu is not None:
+        line += f"; BLEU {search.their_bleu:.2f} (ours {search.bleu:.2f})"
+
+    lines = [line]
+    for difference in search.differences[:SHOWN]:
+        better = "ours" if difference.gap >= 0.0 else "theirs"
+        gap = f"{better} better by {abs(difference.gap):.1e}"
+        lines.append(f"  line {difference.line}, {gap}: {difference.theirs} | {difference.ours}")
+    unlisted = len(search.differences) - SHOWN
+    if unlisted > 0:
+        lines.append(f"  and {unlisted} more")
+    return lines

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies, n_positions
 from transformer.integrations.engine.ctranslate2 import write as write_model
-from transformer.integrations.engine.peer import FLOAT32_BOUND
 from transformer.integrations.export.formats import (
     ExportFormat,
     Original,
@@ -73,7 +72,6 @@ def readme(original: Original) -> str:
 FORMAT = ExportFormat(
     packages=("ctranslate2",),
     search=None,
-    bound=lambda _: FLOAT32_BOUND,
     write=write,
     load=load,
     readme=readme,

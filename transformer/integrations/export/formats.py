@@ -12,6 +12,7 @@ from pathlib import Path
 from transformer.config.settings import ModelConfig, Quantization, SearchOverride
 from transformer.decoding.translator import Translator
 from transformer.integrations.engine.peer import Peer
+from transformer.numerics import FLOAT32_BOUND
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
 
 
@@ -34,10 +35,10 @@ class ExportFormat:
 
     packages: tuple[str, ...]  # that must be installed
     search: SearchOverride | None  # the search that the other library makes, whatever it is told; None: as it is told
-    bound: Callable[[ModelConfig], float]  # the largest difference of a log-probability that is rounding
     write: Callable[[Original, Path], None]  # into a folder that exists
     load: Callable[[Original, Path, int], Peer]  # the model in that folder, to be run on so many threads
     readme: Callable[[Original], str]  # how people load it
+    bound: Callable[[ModelConfig], float] = lambda _: FLOAT32_BOUND  # by which rounding may change a log-probability
 
 
 def write_tokenizers(original: Original, folder: Path) -> None:

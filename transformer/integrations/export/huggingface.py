@@ -17,12 +17,13 @@ from torch import Tensor
 from transformer.config.settings import ModelConfig
 from transformer.data.tokenizer import Tokenizer
 from transformer.files import encode_json
-from transformer.integrations.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad, without_end
+from transformer.integrations.engine.peer import Forced, forced_by, pad, without_end
 from transformer.integrations.engine.weights import fold, is_rounded
 from transformer.integrations.export.expressible import marian_heads
 from transformer.integrations.export.formats import ExportFormat, Original
 from transformer.integrations.published.names import channels_of, name_in_marian
 from transformer.model.transformer import Transformer
+from transformer.numerics import FLOAT32_BOUND, FLOAT64_BOUND
 from transformer.vocabulary import BOS, EOS, PAD, VocabSizes
 
 _MATRICES = {
@@ -32,7 +33,6 @@ _MATRICES = {
     "output": "lm_head.weight",
 }
 
-FLOAT64_BOUND = 1e-9  # what float64 may change in a log-probability
 _LONGEST = 512  # tokens that generate() makes at most unless it is told otherwise, where there are as many positions
 
 README = """# A translation model for Hugging Face's transformers

@@ -24,7 +24,7 @@ from sentencepiece import SentencePieceProcessor
 from torch import Tensor, nn
 
 from transformer.decoding.search import beam_search, length_penalty
-from transformer.integrations.engine.peer import FLOAT32_BOUND, Forced, forced_by, pad
+from transformer.integrations.engine.peer import Forced, forced_by, pad
 from transformer.integrations.export.formats import (
     ExportFormat,
     Original,
@@ -384,7 +384,6 @@ class OnnxPeer:
 FORMAT = ExportFormat(
     packages=("onnx", "onnxscript", "onnxruntime"),
     search=None,
-    bound=lambda _: FLOAT32_BOUND,
     write=write,
     load=OnnxPeer,
     readme=readme,

@@ -30,11 +30,12 @@ from transformer.distributed import World
 from transformer.errors import InputError
 from transformer.machine import free_memory
 from transformer.model.transformer import Transformer
+from transformer.numerics import tolerance_of
 from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.findings import Check, Level, failed, measured, passed
 from transformer.tools.memory import estimate_memory
 from transformer.tools.preview import Preview, preview_epoch
-from transformer.training.deviation import MOST_LEAK, largest_leak
+from transformer.training.deviation import largest_leak
 from transformer.training.memory import Trial, can_try
 from transformer.training.optimizer import build_optimizer, rate_of, updates_applied
 from transformer.training.proof import Prover, first_sound, plain_deviation, wants_proof
@@ -50,7 +51,6 @@ MOST_UPDATES = 200
 WARMUP = 20  # updates
 RATE = 0.005  # times d_model^-0.5: low enough for six post-norm layers without dropout
 LEARNED = 1 / 3  # of the loss at the start; to know only how often each piece occurs in the pairs leaves half of it
-NOT_FINITE = 1e9  # in place of a share of the loss that is infinite or NaN, which JSON cannot hold
 
 
 # ---- what the model sees --------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def check_leak(job: TrainJob, store: Store, *, vocab_size: VocabSize, batching: 
         "model",
         found=f"changing later target tokens changes earlier log-probabilities by at most {leak:.1g}",
         value=leak,
-        limit=MOST_LEAK,
+        limit=tolerance_of(resolved.precision).leak,
         level=Level.error,
         remedy="the decoder sees the tokens that it is to predict: undo what was changed in the attention's mask",
         places=[],
@@ -163,7 +163,7 @@ def check_overfit(
         "one batch",
         "model",
         found=f"{pairs} pairs, {tokens} tokens: loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} updates",
-        value=share if np.isfinite(share) else NOT_FINITE,
+        value=share,
         limit=LEARNED,
         level=Level.error,
         remedy="a model that cannot learn a few pairs by heart learns no corpus: undo what was changed in the model, "

@@ -8,7 +8,6 @@ same bit for bit. Under others (`CONDITIONS`), sums are rounded otherwise, and n
 bounds below allow; then nothing can be said of the last bits, nor of the weights.
 """
 
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from transformer.errors import CheckpointError, FindingsError, InputError, Stopp
 from transformer.evaluation.metrics import METRICS, named
 from transformer.evaluation.sets import write_sets
 from transformer.machine import most_threads
+from transformer.numerics import relative
 from transformer.records import Mark, Results, RunRecord, Start, Validation
 from transformer.run_dir import DEV, EMA, MODEL, RunDir, list_steps
 from transformer.tools.metrics import read_curves
@@ -288,8 +288,7 @@ class _Findings:
 
     def number(self, name: str, before: float, now: float, *, bounds: tuple[float, float], step: int) -> None:
         """Compare numbers of a step; those of one without finite ones agree where neither is finite."""
-        are_nan = math.isnan(before) and math.isnan(now)
-        deviation = 0.0 if before == now or are_nan else abs(now - before) / max(abs(before), 1e-30)
+        deviation = 0.0 if repr(before) == repr(now) else relative(now, before)
         bound = 0.0 if self.is_exact else _bound(bounds, step)
         self.compared.append(Compared(name, repr(before), repr(now), agrees=deviation <= bound, deviation=deviation))
 
