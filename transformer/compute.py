@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from transformer.config.settings import Device, Precision, Quantization
+from transformer.config.settings import Device, Precision
 from transformer.errors import InputError, StorageError
 from transformer.machine import NO_MEMORY, end_threads_before_forks, lack_of
 
@@ -247,17 +247,14 @@ def has_much_memory(device: torch.device) -> bool:
     return torch.cuda.get_device_properties(device).total_memory > 36 * 2**30
 
 
-def default_batch_tokens(device: torch.device, *, engine: Quantization | None = None) -> int:
+def default_batch_tokens(device: torch.device) -> int:
     """The default of `search.batch_tokens`: source pieces x beam of a batch that is translated.
 
-    A CPU is as fast with a small batch, and holds one for each of several threads. CTranslate2 is faster with one whose
-    logits stay in the cache, and more so in int8. A GPU needs a large one: a step of the search takes as long for 75
-    sentences as for a thousand.
+    A CPU is as fast with a small batch, and holds one for each of several threads. A GPU needs a large one: a step of
+    the search takes as long for 75 sentences as for a thousand.
     """
     if device.type != "cuda":
-        if engine is None:
-            return 8_192
-        return 1_024 if engine is Quantization.int8 else 2_048
+        return 8_192
     return 131_072 if has_much_memory(device) else 32_768
 
 

@@ -11,7 +11,7 @@ model says never has code of another package executed. docs/plugins.md shows a p
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -27,16 +27,14 @@ if TYPE_CHECKING:
 
     from transformer.checkpoint import Checkpoint
     from transformer.config.jobs import TrainJob, TranslateJob
-    from transformer.config.settings import BleuTokenizer, Detector, ModelConfig, Quantization, SearchConfig
+    from transformer.config.settings import BleuTokenizer, Detector, ModelConfig, SearchConfig
     from transformer.data.corpus import Pair
     from transformer.data.source import CorpusRecord
     from transformer.data.tokenizer import Tokenizer
     from transformer.decoding.output import Translation
-    from transformer.decoding.search import Hypothesis
     from transformer.decoding.stream import Output, Tally
     from transformer.decoding.translator import Translator
     from transformer.evaluation.judgements import JudgedText
-    from transformer.model.transformer import Transformer
     from transformer.records import Judgement
     from transformer.run_dir import RunDir
 
@@ -54,7 +52,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     "format": {"tmx": f"{_INTEGRATIONS}.tmx:read_tmx"},
     "corpora": {"mtdata": f"{_INTEGRATIONS}.mtdata"},
     "screen": {"doctor": f"{_TOOLS}.detectors.cleaning"},
-    "search": {"ctranslate2": f"{_INTEGRATIONS}.engine.make"},
+    "search": {"torch": "transformer.decoding.backend", "ctranslate2": f"{_INTEGRATIONS}.engine.make"},
     "tracker": {name: f"{_INTEGRATIONS}.trackers.sink:open_{name}" for name in ("trackio", "wandb")},
     "models": {name: f"{_INTEGRATIONS}.published.run" for name in ("hf", "folder")},
     "judges": {"command": f"{_INTEGRATIONS}.judges"},
@@ -109,44 +107,15 @@ class Screen(Protocol):
         ...
 
 
-class Searcher(Protocol):
-    """What searches for translations in place of torch, with a copy of a model."""
-
-    quantization: "Quantization"  # of the copy's weights
-
-    def describe(self) -> str:
-        """For people and records: its name, version and type."""
-        ...
-
-    def recipe(self) -> "Callable[[Transformer, torch.device], Searcher]":
-        """What pickle keeps of it: makes it again, from the model."""
-        ...
-
-    def hypotheses(
-        self,
-        sources: Sequence[list[int]],
-        batches: Sequence[list[int]],
-        *,
-        beam_size: int,
-        n_best: int,
-        max_lengths: Sequence[int],
-        penalty: Callable[[int], float],
-        prefixes: Sequence[list[int]] | None,
-        check: Callable[[], None],
-    ) -> "list[list[Hypothesis] | None]":
-        """The `n_best` best hypotheses of each source, as `beam_search` orders them; None leaves a source to torch."""
-        ...
-
-
 class SearchBackend(Protocol):
-    """search: makes the searcher of a run's checkpoint; `search.engine=NAME` chooses it."""
+    """search: has its own `Batches` search with a run's model; `search.engine=NAME` chooses it."""
 
     def check_engine(self, config: "ModelConfig", search: "SearchConfig", device: "torch.device") -> object:
         """Raise InputError, with the key, where it has no such model, or cannot work on this machine."""
         ...
 
     def with_engine(self, translator: "Translator", run: "RunDir", checkpoint: "Checkpoint") -> "Translator":
-        """The translator with a searcher. Raises InputError and StorageError."""
+        """The translator with such batches. Raises InputError and StorageError."""
         ...
 
 
@@ -366,12 +335,12 @@ def is_allowed(kind: Kind, name: str) -> bool:
     return name in OWN[kind] or name in _allowed
 
 
-def check_known(kind: Kind, key: str, name: str, *, core: Collection[str] = ()) -> None:
-    """Raise ValueError, with the setting `key`, unless the core or a plug-in has this name."""
-    if name in core or is_known(kind, name):
+def check_known(kind: Kind, key: str, name: str) -> None:
+    """Raise ValueError, with the setting `key`, unless a plug-in has this name."""
+    if is_known(kind, name):
         return
     raise ValueError(
-        f"{key}={name!s:.80} is not one of {', '.join([*core, *OWN[kind]])}, nor of an installed plug-in: choose one"
+        f"{key}={name!s:.80} is not one of {', '.join(OWN[kind])}, nor of an installed plug-in: choose one"
     )
 
 

@@ -140,7 +140,7 @@ def measure_engine(
     In a batch, it has one maximum length for all.
     """
     from transformer.integrations.engine.ctranslate2 import Vocabularies, version
-    from transformer.integrations.engine.searcher import Searcher
+    from transformer.integrations.engine.searcher import Asked, Searcher
 
     def names(size: int) -> list[str]:
         return ["<pad>", "<unk>", "<s>", "</s>", *(f"piece{n}" for n in range(4, size))]
@@ -158,17 +158,9 @@ def measure_engine(
             max_lengths[n] = batches.max_length(sources[batch[0]])
 
     def find(check: Callable[[], None]) -> list[list[Hypothesis]]:
-        found = searcher.hypotheses(
-            sources,
-            cut,
-            beam_size=setting.beam_size,
-            n_best=1,
-            max_lengths=max_lengths,
-            penalty=length_penalty(search.length_penalty),
-            prefixes=None,
-            check=check,
-        )
-        return [of_source for of_source in found if of_source is not None]
+        penalty = length_penalty(search.length_penalty)
+        asked = Asked(sources, max_lengths, None, setting.beam_size, n_best=1, penalty=penalty, check=check)
+        return list(searcher.hypotheses(asked, cut).values())
 
     find(Clock(seconds))
     return timed(find, Clock(seconds), device) | {"engine": version(), "type": quantization.value}

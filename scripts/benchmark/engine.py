@@ -37,7 +37,7 @@ import transformer
 from transformer.decoding.translator import Translator
 from transformer.errors import TransformerError
 from transformer.integrations.engine.peer import exponent_near
-from transformer.integrations.engine.searcher import Searcher, n_finished
+from transformer.integrations.engine.searcher import EngineBatches, n_finished
 from transformer.machine import resolve_threads
 
 ALONE = 20  # lines that are translated one at a time
@@ -163,7 +163,7 @@ def contenders_of(
 
 def engine_of(translator: Translator) -> str:
     """The folder of the engine."""
-    assert isinstance(translator.batches.searcher, Searcher)
+    assert isinstance(translator.batches, EngineBatches)
     return str(translator.batches.searcher.folder)
 
 

@@ -180,7 +180,7 @@ def test_engine_leaves_to_torch_what_a_live_hypothesis_may_beat(kept: Path, monk
 def test_engine_doubts_what_a_live_hypothesis_may_beat(last: float, may: bool) -> None:
     found = [Hypothesis([9] * 4, -5.0, finished=True), Hypothesis([9] * 9, last, finished=True)]
     answer = SimpleNamespace(hypotheses=[["a"] * 5, ["a"] * 10])
-    asked = searcher._Asked([[9]], [20], None, 4, 1, float, lambda: None)
+    asked = searcher.Asked([[9]], [20], None, 4, 1, float, lambda: None)
     assert asked.may_be_beaten(0, found, answer, longest=20) is may
 
 

@@ -165,7 +165,7 @@ class TrainJob(Job):
 
     def check_plugins(self) -> None:
         """See `Job.check_plugins`."""
-        check_known("search", "search.engine", self.search.engine, core=[TORCH])
+        check_known("search", "search.engine", self.search.engine)
         for name in self.train.trackers or ():
             check_known("tracker", "train.trackers", name)
 

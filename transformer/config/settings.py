@@ -856,7 +856,7 @@ class SearchOverride:
 
     def __post_init__(self) -> None:
         if self.engine is not None:
-            check_known("search", "search.engine", self.engine, core=[TORCH])
+            check_known("search", "search.engine", self.engine)
         of_engine = self.engine != TORCH and self.engine_type is not None  # which may be the run's
         self.over(SearchConfig(engine="ctranslate2" if of_engine else TORCH))
 

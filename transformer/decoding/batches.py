@@ -31,7 +31,6 @@ from transformer.decoding.sampling import Sampling, sample
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
 from transformer.model.inference import for_inference
 from transformer.model.transformer import Transformer
-from transformer.plugins import Searcher
 from transformer.vocabulary import BOS, EOS
 
 _MOST_HYPOTHESES = 8_192  # in a batch
@@ -66,7 +65,6 @@ class Batches:
     device: torch.device
     precision: Precision
     is_plain: bool = False  # attention by products and a softmax, where torch would choose a fused kernel
-    searcher: Searcher | None = field(default=None, repr=False)  # which searches for the one model, in its place
     replay: Replay | None = field(default=None, repr=False)  # takes the steps of a beam search, in place of the host
 
     @classmethod
@@ -78,9 +76,8 @@ class Batches:
 
     def __reduce__(self) -> tuple[object, ...]:
         """What pickle and copy keep: the ready form of a model may be in a layout of oneDNN's, and is made anew."""
-        recipe = None if self.searcher is None else self.searcher.recipe()
         replays = self.replay is not None
-        return _of_all, (self.models, self.search, self.device, self.precision, self.is_plain, recipe, replays)
+        return _of_all, (self.models, self.search, self.device, self.precision, self.is_plain, replays)
 
     def joined(self, other: "Batches") -> "Batches":
         """The ensemble of the models of both; search settings and arithmetic stay."""
@@ -90,6 +87,15 @@ class Batches:
     def replayed(self) -> "Batches":
         """The same, but a GPU replays the steps of beam searches. Samples are drawn as before."""
         return replace(self, replay=Replay(self.device))
+
+    def with_search(self, search: SearchConfig) -> "Batches":
+        """The same under other search settings."""
+        return replace(self, search=search)
+
+    @property
+    def engine(self) -> str | None:
+        """What searches in place of torch, with its version and type."""
+        return None
 
     def max_length(self, source: list[int]) -> int:
         """The largest |Y| of a translation: none may be longer than a model has positions for."""
@@ -118,22 +124,7 @@ class Batches:
 
         Raises ValueError unless 1 <= n_best <= search.beam_size, and InputError where memory runs out.
         """
-
         penalty = penalty or length_penalty(self.search.length_penalty)
-        if self.searcher is not None:
-            found = self._by_searcher(
-                self.searcher, sources, n_best=n_best, prefixes=prefixes, penalty=penalty, check=check
-            )
-            by_torch = [n for n, of_source in enumerate(found) if of_source is None]
-            again = replace(self, searcher=None).hypotheses(
-                [sources[n] for n in by_torch],
-                n_best=n_best,
-                prefixes=None if prefixes is None else [prefixes[n] for n in by_torch],
-                penalty=penalty,
-                check=check,
-            )
-            rest = iter(again)
-            return [next(rest) if of_source is None else of_source for of_source in found]
 
         def find(batch: _Batch) -> list[list[Hypothesis]]:
             return beam_search(
@@ -154,13 +145,7 @@ class Batches:
     def sweep(
         self, sources: Sequence[list[int]], penalties: Sequence[Callable[[int], float]]
     ) -> list[list[Hypothesis]]:
-        """The best hypothesis of each source under each of these penalties, from one search.
-
-        A searcher has one for each.
-        """
-        if self.searcher is not None:
-            by_penalty = [self.hypotheses(sources, n_best=1, penalty=penalty) for penalty in penalties]
-            return [[best for [best] in of_source] for of_source in zip(*by_penalty, strict=True)]
+        """The best hypothesis of each source under each of these penalties, from one search."""
 
         def find(batch: _Batch) -> list[list[Hypothesis]]:
             return sweep_penalties(
@@ -239,40 +224,13 @@ class Batches:
         sizes = () if self.replay is None else self.replay.sizes
         return _cut(lengths, width=width, batch_tokens=self._batch_tokens, sizes=sizes)
 
-    def _by_searcher(
-        self,
-        searcher: Searcher,
-        sources: Sequence[list[int]],
-        *,
-        n_best: int,
-        prefixes: Sequence[list[int]] | None,
-        penalty: Callable[[int], float],
-        check: Callable[[], None],
-    ) -> list[list[Hypothesis] | None]:
-        """What the searcher finds: None for a source that it has not enough hypotheses of."""
-        lengths = [len(source) + 1 for source in sources]  # EOS counted
-        groups = [list(range(len(sources)))]
-        if prefixes is not None:
-            groups = [[n for n in groups[0] if not prefixes[n]], [n for n in groups[0] if prefixes[n]]]
-        batches = []
-        for group in groups:
-            batches += [[group[n] for n in batch] for batch in self.cut([lengths[n] for n in group])]
-        with memory_errors_named("translating", remedy=self._remedy):
-            return searcher.hypotheses(
-                sources,
-                batches,
-                beam_size=self.search.beam_size,
-                n_best=n_best,
-                max_lengths=[self.max_length(source) for source in sources],
-                penalty=penalty,
-                prefixes=prefixes,
-                check=check,
-            )
-
     @property
     def _batch_tokens(self) -> int:
-        engine = None if self.searcher is None else self.searcher.quantization
-        return self.search.batch_tokens or default_batch_tokens(self.device, engine=engine)
+        return self.search.batch_tokens or self._default_tokens
+
+    @property
+    def _default_tokens(self) -> int:
+        return default_batch_tokens(self.device)
 
     @property
     def _remedy(self) -> str:
@@ -355,15 +313,12 @@ def _of_all(
     device: torch.device,
     precision: Precision,
     is_plain: bool,
-    recipe: Callable[[Transformer, torch.device], Searcher] | None,
     replays: bool,
 ) -> Batches:
-    """With these models, the first alone or an ensemble; `recipe` makes the searcher again."""
+    """With these models, the first alone or an ensemble."""
     first, *others = [Batches.of(model, search, device=device, precision=precision) for model in models]
     for other in others:
         first = first.joined(other)
-    if recipe is not None:
-        first = replace(first, searcher=recipe(models[0], device))
     return replace(first, is_plain=is_plain, replay=Replay(device) if replays else None)
 
 

@@ -34,7 +34,7 @@ from transformer.config.settings import (
 from transformer.data.tokenizer import Tokenizers, read_models
 from transformer.decoding.arguments import search_override
 from transformer.decoding.batches import Batches
-from transformer.decoding.proof import in_way, known_way, prove_replay, prove_search
+from transformer.decoding.proof import sound_on_gpu
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, check_size, load_parameters
@@ -114,7 +114,7 @@ def _engine(name: object) -> str | None:
     if name is None:
         return None
     try:
-        plugins.check_known("search", "engine", str(name), core=[TORCH])
+        plugins.check_known("search", "engine", str(name))
     except ValueError as error:
         raise InputError(str(error)) from None
     plugins.allow(str(name))
@@ -195,7 +195,6 @@ def build_translator(
     models = read_models(run.path)
     run.check_tokenizers(models)
     tokenizers = Tokenizers.of(models, run.path)
-    vocab_size = tokenizers.vocab_sizes
 
     torch_device = resolve_device(device)
     if device is Device.auto and torch_device.type == "cpu" and (obstacle := gpu_obstacle()) is not None:
@@ -204,13 +203,26 @@ def build_translator(
     if precision is Precision.auto:
         precision = _precision_of(run, torch_device)
     settings = _settings(checkpoint, search)
+    model = _read_model(checkpoint, run, tokenizers)
 
-    # The model, on the CPU.
+    with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
+        model = model.to(torch_device, dtype_of(precision)).eval()
+        batches = sound_on_gpu(Batches.of(model, settings, device=torch_device, precision=precision), run)
+        weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)].sha256
+        tags = checkpoint.settings("data", DataConfig).required_tags()
+        translator = Translator(tokenizers, batches, tags=tags, weights=[weights])
+        return plugins.find("search", settings.engine).with_engine(translator, run, checkpoint)
+
+
+def _read_model(checkpoint: Checkpoint, run: RunDir, tokenizers: Tokenizers) -> Transformer:
+    """The model of a checkpoint, on the CPU. Raises CheckpointError where it does not fit the run's tokenizer."""
     config = checkpoint.settings("model", ModelConfig)
     tensors = checkpoint.weights()
+    vocab_size = tokenizers.vocab_sizes
     try:
         if checkpoint.run_state().vocab_sizes != vocab_size:
-            raise ValueError(f"made for another tokenizer than {' and '.join(str(run.path / name) for name in models)}")
+            names = " and ".join(str(run.path / name) for name in tokenizers.models)
+            raise ValueError(f"made for another tokenizer than {names}")
         check_size(config, vocab_size, tensors)
         model = Transformer(config, vocab_size)
         if any(tensor.dtype is torch.float64 for tensor in tensors.values()):  # which a narrower model would round
@@ -218,24 +230,7 @@ def build_translator(
         load_parameters(model, tensors)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
-
-    # To its device, and ready to translate.
-    with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
-        model = model.to(torch_device, dtype_of(precision)).eval()
-        batches = Batches.of(model, settings, device=torch_device, precision=precision)
-
-        # On a GPU, in a way that is sound there.
-        if torch_device.type == "cuda":
-            way = known_way(run, torch_device)
-            batches = prove_search(batches)[0] if way is None else in_way(batches, way)
-            if settings.cuda_graphs and settings.engine == TORCH:
-                batches = prove_replay(batches)
-    weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)].sha256
-    tags = checkpoint.settings("data", DataConfig).required_tags()
-    translator = Translator(tokenizers, batches, tags=tags, weights=[weights])
-    if settings.engine == TORCH:
-        return translator
-    return plugins.find("search", settings.engine).with_engine(translator, run, checkpoint)
+    return model
 
 
 def _settings(checkpoint: Checkpoint, search: SearchOverride) -> SearchConfig:

@@ -188,6 +188,14 @@ def _made_up(batches: Batches) -> tuple[list[list[int]], SearchConfig]:
     return sources, replace(batches.search, max_extra=min(batches.search.max_extra, most_extra))
 
 
+def sound_on_gpu(batches: Batches, run: RunDir) -> Batches:
+    """On a GPU, a search in a way that is sound there, which the run knows or which is proven now; else as it is."""
+    if batches.device.type != "cuda":
+        return batches
+    way = known_way(run, batches.device)
+    return prove_search(batches)[0] if way is None else in_way(batches, way)
+
+
 def known_way(run: RunDir, device: torch.device) -> str | None:
     """The way to search that a run has found sound on this device with this torch; None where it has not."""
     with suppress(CheckpointError, StorageError):  # run.json is optional for inference

@@ -73,8 +73,7 @@ class Translator:
     @property
     def engine(self) -> str | None:
         """What searches in place of torch, with its version and type; None where torch does."""
-        searcher = self.batches.searcher
-        return None if searcher is None else searcher.describe()
+        return self.batches.engine
 
     def with_search(self, search: SearchConfig) -> "Translator":
         """The same model under other search settings. Raises InputError for what are none."""
@@ -82,8 +81,7 @@ class Translator:
         is_other = (search.engine, search.engine_type) != (self.search.engine, self.search.engine_type)
         if is_other and search.engine != TORCH:
             raise InputError(f"search.engine={search.engine} is chosen by load: give it engine, and engine_type")
-        searcher = self.batches.searcher if search.engine != TORCH else None
-        return replace(self, batches=replace(self.batches, search=search, searcher=searcher))
+        return replace(self, batches=self.batches.with_search(search))
 
     def translate(
         self,

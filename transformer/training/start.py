@@ -22,7 +22,7 @@ from transformer.checkpoint import Checkpoint, load_checkpoint, newest
 from transformer.compute import avoid_cudnn_attention, resolve_device, untried_torch
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import TORCH, Device
+from transformer.config.settings import Device
 from transformer.cost import count_parameters
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
@@ -96,9 +96,8 @@ def open_run(job: TrainJob, world: World, *, like: RunDir | None = None) -> Iter
     """
     # Before any time is spent.
     world.from_rank0(lambda: check_scores(job.data))  # which may fetch what a tokenizer needs
-    if job.search.engine != TORCH:
-        backend = plugins.find("search", job.search.engine)
-        backend.check_engine(job.model, job.search, resolve_device(job.train.device))
+    backend = plugins.find("search", job.search.engine)
+    backend.check_engine(job.model, job.search, resolve_device(job.train.device))
 
     directory = RunDir(Path(job.run_dir))
     if not world.is_rank0:

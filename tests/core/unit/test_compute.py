@@ -22,7 +22,7 @@ from transformer.compute import (
     untried_torch,
     uses_cudnn_attention,
 )
-from transformer.config.settings import Device, Precision, Quantization
+from transformer.config.settings import Device, Precision
 from transformer.errors import InputError, StorageError
 
 CPU = torch.device("cpu")
@@ -167,22 +167,15 @@ def test_memory_errors_named_knows_those_of_the_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "gib", "engine", "expected"),
-    [
-        ("cpu", 0, None, 8_192),
-        ("cpu", 0, Quantization.float32, 2_048),
-        ("cpu", 0, Quantization.int8, 1_024),
-        ("cuda", 24, None, 32_768),
-        ("cuda", 80, None, 131_072),
-        ("cuda", 80, Quantization.int8, 131_072),
-    ],
+    ("kind", "gib", "expected"),
+    [("cpu", 0, 8_192), ("cuda", 24, 32_768), ("cuda", 80, 131_072)],
 )
 def test_default_batch_tokens_follows_the_memory(
-    kind: str, gib: int, engine: Quantization | None, expected: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, gib: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = SimpleNamespace(total_memory=gib * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    assert default_batch_tokens(torch.device(kind), engine=engine) == expected
+    assert default_batch_tokens(torch.device(kind)) == expected
 
 
 def test_resolve_device_refuses_a_gpu_that_is_absent_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

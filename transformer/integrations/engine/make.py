@@ -33,7 +33,7 @@ from transformer.files import build_once, open_regular, storage_error
 from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies, supported_types, version, write
 from transformer.integrations.engine.files import MARKS, is_usable, read_engine, seal
 from transformer.integrations.engine.parity import choose_sentences, compare
-from transformer.integrations.engine.searcher import Searcher, temporary_folder
+from transformer.integrations.engine.searcher import EngineBatches, Searcher, temporary_folder
 from transformer.numerics import FLOAT32_BOUND, excess, tolerance_of
 from transformer.plugins import install_command
 from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
@@ -90,7 +90,8 @@ def with_engine(translator: Translator, run: RunDir, checkpoint: Checkpoint) -> 
         quantization = Quantization.float32
         searcher = _searcher_of(translator, run, checkpoint, quantization=quantization)
     search = replace(translator.search, engine_type=EngineType(quantization.value))
-    return replace(translator, batches=replace(translator.batches, search=search, searcher=searcher))
+    batches = translator.batches.with_search(search)
+    return replace(translator, batches=EngineBatches(**vars(batches), searcher=searcher))
 
 
 def _searcher_of(

@@ -5,7 +5,7 @@ Its rules differ from those of `beam_search` in three places.
 - It ends a sentence at a number of finished hypotheses (without a length penalty: at the first that ranks first, when
   nothing better can follow), and those that are live then stay unknown. It finishes as many as
   the beam is wide, and half as many more where that matters; a source of which a longer one may still win has no result
-  here, and `Batches` searches it by torch.
+  here, and `EngineBatches` has torch search it.
 - It ranks by log-probability / length^b: all that it has finished are ranked again by our penalty.
 - It has one maximum length for a batch, where ours depends on the source. A source that has too few hypotheses within
   its own maximum is searched again, with others of the same maximum.
@@ -18,16 +18,18 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import torch
 
-from transformer.config.settings import Quantization
-from transformer.decoding.search import Hypothesis
+from transformer.compute import memory_errors_named
+from transformer.config.settings import TORCH, Quantization, SearchConfig
+from transformer.decoding.batches import Batches
+from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.errors import InputError
 from transformer.integrations.engine.ctranslate2 import Vocabularies, open_translator, version, write
 from transformer.integrations.engine.files import read_engine, seal
@@ -39,6 +41,76 @@ QUEUED = 2  # batches for each worker: one is computed, one waits
 # What a live hypothesis is taken to lose with each further piece, in the exponent b: those that win in the end repeat
 # themselves, and lose little. More is faster and less, closer to torch: docs/translating.md says how close.
 LOSS_OF_A_PIECE = 0.7
+
+
+@dataclass(frozen=True)
+class EngineBatches(Batches):
+    """One model that CTranslate2 searches with: samples, forced decoding and what it leaves are for torch."""
+
+    searcher: "Searcher" = field(kw_only=True, repr=False)
+
+    @property
+    def by_torch(self) -> Batches:
+        """The same, as torch searches with it."""
+        return Batches(**{name: value for name, value in vars(self).items() if name != "searcher"})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What pickle and copy keep: the copy of the weights is made anew, too."""
+        return _made_again, (self.by_torch, self.searcher.vocabularies, self.searcher.quantization)
+
+    @property
+    def engine(self) -> str:
+        """CTranslate2 with its version, and the type of the weights."""
+        return f"CTranslate2 {self.searcher.version} in {self.searcher.quantization.value}"
+
+    def with_search(self, search: SearchConfig) -> Batches:
+        """The same under other settings, by torch where they say so."""
+        return replace(self if search.engine != TORCH else self.by_torch, search=search)
+
+    def hypotheses(
+        self,
+        sources: Sequence[list[int]],
+        *,
+        n_best: int,
+        prefixes: Sequence[list[int]] | None = None,
+        penalty: Callable[[int], float] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[list[Hypothesis]]:
+        """See `Batches.hypotheses`."""
+        penalty = penalty or length_penalty(self.search.length_penalty)
+        max_lengths = [self.max_length(source) for source in sources]
+        asked = Asked(sources, max_lengths, prefixes, self.search.beam_size, n_best, penalty, check)
+        has_prefix = [prefixes is not None and bool(prefixes[n]) for n in range(len(sources))]
+        batches = []
+        for wanted in (False, True):  # none of a batch has a prefix, or all have
+            group = [n for n, has in enumerate(has_prefix) if has is wanted]
+            batches += [[group[n] for n in batch] for batch in self.cut([len(sources[n]) + 1 for n in group])]
+        with memory_errors_named("translating", remedy=self._remedy):
+            found = self.searcher.hypotheses(asked, batches)
+
+        left = [n for n in range(len(sources)) if n not in found]
+        rest = super().hypotheses(
+            [sources[n] for n in left],
+            n_best=n_best,
+            prefixes=None if prefixes is None else [prefixes[n] for n in left],
+            penalty=penalty,
+            check=check,
+        )
+        found |= zip(left, rest, strict=True)
+        return [found[n] for n in range(len(sources))]
+
+    def sweep(
+        self, sources: Sequence[list[int]], penalties: Sequence[Callable[[int], float]]
+    ) -> list[list[Hypothesis]]:
+        """See `Batches.sweep`; by a search for each penalty."""
+        by_penalty = [self.hypotheses(sources, n_best=1, penalty=penalty) for penalty in penalties]
+        return [[best for [best] in of_source] for of_source in zip(*by_penalty, strict=True)]
+
+    @property
+    def _default_tokens(self) -> int:
+        """On a CPU, a batch whose logits stay in the cache is faster, and more so in int8."""
+        of_cpu = 1_024 if self.searcher.quantization is Quantization.int8 else 2_048
+        return of_cpu if self.device.type == "cpu" else super()._default_tokens
 
 
 class Searcher:
@@ -79,45 +151,21 @@ class Searcher:
         seal(folder)
         return cls(folder, vocabularies, quantization=quantization, device=device, is_temporary=True)
 
-    def describe(self) -> str:
-        """For people and records: CTranslate2 with its version, and the type of the weights."""
-        return f"CTranslate2 {self.version} in {self.quantization.value}"
-
-    def recipe(self) -> "Callable[[Transformer, torch.device], Searcher]":
-        """What pickle keeps: makes it again, from the model."""
-        return partial(_made_again, self.vocabularies, self.quantization)
-
-    def hypotheses(
-        self,
-        sources: Sequence[list[int]],
-        batches: Sequence[list[int]],
-        *,
-        beam_size: int,
-        n_best: int,
-        max_lengths: Sequence[int],
-        penalty: Callable[[int], float],
-        prefixes: Sequence[list[int]] | None,
-        check: Callable[[], None],
-    ) -> list[list[Hypothesis] | None]:
-        """The `n_best` best hypotheses of each source, as `beam_search` orders them; None for a source left to torch.
+    def hypotheses(self, asked: "Asked", batches: Sequence[list[int]]) -> dict[int, list[Hypothesis]]:
+        """The best hypotheses of each source, as `beam_search` orders them, but for those left to torch.
 
         `batches` are the indices of the sources that are searched together, every source in one; in a batch, all
-        sources have a prefix or none has. `check` is called before each batch, and may raise.
+        sources have a prefix or none has.
 
         Raises InputError in a process that was forked since this was made: the threads are not in it.
         """
         if os.getpid() != self._process:
             raise InputError("search.engine=ctranslate2 cannot be used after a fork: load the translator in the child")
-        asked = _Asked(sources, max_lengths, prefixes, beam_size, n_best, penalty, check)
-        translator = self._together if len(batches) == 1 else self._apart
-        results = self._results(translator, asked, batches)
-        return [results[n] for n in range(len(sources))]
+        return self._results(self._together if len(batches) == 1 else self._apart, asked, batches)
 
-    def _results(
-        self, translator: Any, asked: "_Asked", batches: Sequence[list[int]]
-    ) -> dict[int, list[Hypothesis] | None]:
+    def _results(self, translator: Any, asked: "Asked", batches: Sequence[list[int]]) -> dict[int, list[Hypothesis]]:
         """Of each source in the batches."""
-        results: dict[int, list[Hypothesis] | None] = {}
+        results: dict[int, list[Hypothesis]] = {}
         again: list[list[int]] = []
         for batch, longest, answers in self._answers(translator, asked, batches):
             cut: dict[int, list[int]] = defaultdict(list)  # by maximum length
@@ -126,13 +174,13 @@ class Searcher:
                 has_enough = len(found) >= asked.n_best
                 if not has_enough and asked.max_lengths[n] < longest:
                     cut[asked.max_lengths[n]].append(n)
-                is_settled = has_enough and not asked.may_be_beaten(n, found, answer, longest=longest)
-                results[n] = found[: asked.n_best] if is_settled else None
+                if has_enough and not asked.may_be_beaten(n, found, answer, longest=longest):
+                    results[n] = found[: asked.n_best]
             again += cut.values()
         return results | self._results(translator, asked, again) if again else results
 
     def _answers(
-        self, translator: Any, asked: "_Asked", batches: Sequence[list[int]]
+        self, translator: Any, asked: "Asked", batches: Sequence[list[int]]
     ) -> Iterator[tuple[list[int], int, list[Any]]]:
         """Each batch, the maximum length of it, and what CTranslate2 finds of each source; some are computed ahead."""
         queued = QUEUED * self._n_workers if len(batches) > 1 else 1
@@ -166,7 +214,7 @@ class Searcher:
         while waiting:
             yield first()
 
-    def _n_finished(self, asked: "_Asked") -> int:
+    def _n_finished(self, asked: "Asked") -> int:
         """How many finished hypotheses end the search of a sentence.
 
         Without a length penalty, one that is live then seldom wins: only float32 promises to find it, as other types
@@ -176,7 +224,7 @@ class Searcher:
             return asked.beam_size
         return n_finished(asked.beam_size)
 
-    def _found(self, translator: Any, asked: "_Asked", n: int, answer: Any, *, longest: int) -> list[Hypothesis]:
+    def _found(self, translator: Any, asked: "Asked", n: int, answer: Any, *, longest: int) -> list[Hypothesis]:
         """What CTranslate2 has found of a source and our search would give, the best first; the unfinished last.
 
         It has cut hypotheses at the maximum length of the batch. They are ours where that is the source's own. In
@@ -257,8 +305,8 @@ class Searcher:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What is searched for: see `Searcher.hypotheses`."""
+class Asked:
+    """What is searched for: see `Batches.hypotheses`."""
 
     sources: Sequence[list[int]]
     max_lengths: Sequence[int]
@@ -299,10 +347,9 @@ class _Asked:
         return any(last.log_prob - loss * (length - last.length) > best * self.penalty(length) for length in lengths)
 
 
-def _made_again(
-    vocabularies: Vocabularies, quantization: Quantization, model: Transformer, device: torch.device
-) -> Searcher:
-    return Searcher.of(model, vocabularies, quantization=quantization, device=device)
+def _made_again(batches: Batches, vocabularies: Vocabularies, quantization: Quantization) -> EngineBatches:
+    searcher = Searcher.of(batches.models[0], vocabularies, quantization=quantization, device=batches.device)
+    return EngineBatches(**vars(batches), searcher=searcher)
 
 
 def n_finished(beam_size: int) -> int:
