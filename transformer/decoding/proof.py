@@ -1,4 +1,4 @@
-"""The proof of a search: the log-probabilities that it adds up, compared with those of plain forced decoding.
+"""The proof of a search, a numerical self-check: the log-probabilities that it adds up, beside plain forced decoding.
 
 A search computes one position after the other, with kept keys and values and masks of its own, and on a GPU by fused
 kernels. The plain way computes all positions at once, in full precision, with attention by products and a softmax. So

@@ -1,13 +1,13 @@
-"""The proof of a device: the way that a training will take, compared with the plain one before the first step.
+"""The proof of a device, a numerical self-check: the way that a training will take, beside the plain one.
 
     first_sound           builds one way of `ways_of` after the other, until one is sound
       Prover.prove        compares a stage of it: plain_deviation, compiled_deviation, replayed_deviation
     Prover.prove_search   at the first validation: see `decoding.proof`
 
 Loss, gradients, and what the causal mask hides are compared on sentence pairs of the corpus, of all lengths, with the
-weights that the training begins with: see `deviation`. A way that raises, deviates or is not finite is left for the
-next, on all ranks alike. What is being tried is written down before it is tried: a way that ends the process is not
-taken again.
+weights that the training begins with: see `deviation`, and `numerics` for what is equal. A way that raises, deviates or
+is not finite is left for the next, on all ranks alike. What is being tried is written down before it is tried: a way
+that ends the process is not taken again.
 """
 
 import gc
