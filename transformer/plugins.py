@@ -108,14 +108,14 @@ class Screen(Protocol):
 
 
 class SearchBackend(Protocol):
-    """search: has its own `Batches` search with a run's model; `search.engine=NAME` chooses it."""
+    """search: has a `BatchedDecoder` of its own search with a run's model; `search.engine=NAME` chooses it."""
 
     def check_engine(self, config: "ModelConfig", search: "SearchConfig", device: "torch.device") -> object:
         """Raise InputError, with the key, where it has no such model, or cannot work on this machine."""
         ...
 
     def with_engine(self, translator: "Translator", run: "RunDir", checkpoint: "Checkpoint") -> "Translator":
-        """The translator with such batches. Raises InputError and StorageError."""
+        """The translator with such a decoder. Raises InputError and StorageError."""
         ...
 
 

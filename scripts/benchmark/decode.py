@@ -28,7 +28,7 @@ from steps import SIZES, make_corpus, sdpa_flags, wait_for
 
 from transformer.compute import avoid_cudnn_attention, dtype_of, resolve_device
 from transformer.config.settings import Device, Precision, Quantization, SearchConfig
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.model.transformer import Transformer
 
@@ -115,7 +115,7 @@ def measure(
 ) -> Numbers:
     """All sentences by one setting, after a few that warm up; where steps are replayed, after all of them."""
     search = SearchConfig(beam_size=setting.beam_size, max_extra=1, batch_tokens=setting.batch_tokens)
-    batches = Batches.of(model, search, device=device, precision=Precision.bf16)
+    batches = BatchedDecoder.of(model, search, device=device, precision=Precision.bf16)
     if replays:
         batches = batches.replayed()
     batches.hypotheses(sources[:8], n_best=1, check=Clock(seconds))
@@ -150,7 +150,7 @@ def measure_engine(
     searcher = Searcher.of(model, vocabularies, quantization=quantization, device=device)
 
     search = SearchConfig(beam_size=setting.beam_size, max_extra=1, batch_tokens=setting.batch_tokens)
-    batches = Batches.of(model, search, device=device, precision=Precision.bf16)
+    batches = BatchedDecoder.of(model, search, device=device, precision=Precision.bf16)
     cut = batches.cut([len(source) + 1 for source in sources])  # EOS counted
     max_lengths = [0] * len(sources)
     for batch in cut:

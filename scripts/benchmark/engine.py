@@ -37,7 +37,7 @@ import transformer
 from transformer.decoding.translator import Translator
 from transformer.errors import TransformerError
 from transformer.integrations.engine.peer import exponent_near
-from transformer.integrations.engine.searcher import EngineBatches, n_finished
+from transformer.integrations.engine.searcher import EngineDecoder, n_finished
 from transformer.machine import resolve_threads
 
 ALONE = 20  # lines that are translated one at a time
@@ -163,8 +163,8 @@ def contenders_of(
 
 def engine_of(translator: Translator) -> str:
     """The folder of the engine."""
-    assert isinstance(translator.batches, EngineBatches)
-    return str(translator.batches.searcher.folder)
+    assert isinstance(translator.decoder, EngineDecoder)
+    return str(translator.decoder.searcher.folder)
 
 
 def search_of(translator: Translator, lines: list[str]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def search_of(translator: Translator, lines: list[str]) -> dict[str, Any]:
         "beam_size": translator.search.beam_size,
         "length_penalty": exponent_near(mean, translator.search.length_penalty),
         "min_decoding_length": 0,
-        "max_decoding_length": max(map(translator.batches.max_length, sources)),
+        "max_decoding_length": max(map(translator.decoder.max_length, sources)),
         "max_input_length": 0,
     }
 

@@ -40,7 +40,7 @@ from transformer.config.settings import (
     SearchOverride,
 )
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.score_stream import run as score
 from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.decoding.translate_stream import run as translate
@@ -115,7 +115,7 @@ def by_torch(folder: Path, **settings: Any) -> Translator:
     return load(folder, engine="torch", engine_type=None, **settings)
 
 
-def nothing_is_left_to_torch(self: Batches, sources: Sequence[list[int]], *_: object, **__: object) -> list[Any]:
+def nothing_is_left_to_torch(self: BatchedDecoder, sources: Sequence[list[int]], *_: object, **__: object) -> list[Any]:
     assert not sources
     return []
 
@@ -145,7 +145,7 @@ def test_engine_finds_what_torch_finds(
     try:
         settings = {"batch_tokens": 200, **settings}  # many batches
         ours = by_torch(kept, **settings).translate_n_best(TEXTS, 1)
-        monkeypatch.setattr(Batches, "_search", nothing_is_left_to_torch)
+        monkeypatch.setattr(BatchedDecoder, "_search", nothing_is_left_to_torch)
         theirs = load(kept, **settings).translate_n_best(TEXTS, 1)
     finally:
         torch.set_num_threads(before)
@@ -162,13 +162,13 @@ def test_engine_leaves_to_torch_what_a_live_hypothesis_may_beat(kept: Path, monk
     ours = by_torch(kept, **settings).translate(TEXTS)
     monkeypatch.setattr(searcher, "LOSS_OF_A_PIECE", 0.0)
     asked = []
-    search = Batches._search
+    search = BatchedDecoder._search
 
-    def noted(self: Batches, sources: Sequence[list[int]], *args: Any, **others: Any) -> list[Any]:
+    def noted(self: BatchedDecoder, sources: Sequence[list[int]], *args: Any, **others: Any) -> list[Any]:
         asked.append(len(sources))
         return search(self, sources, *args, **others)
 
-    monkeypatch.setattr(Batches, "_search", noted)
+    monkeypatch.setattr(BatchedDecoder, "_search", noted)
     theirs = load(kept, **settings).translate(TEXTS)
     assert theirs == ours
     assert 0 < sum(asked) < len(TEXTS)
@@ -195,7 +195,7 @@ def test_engine_gives_n_best_by_our_penalty_in_order(kept: Path) -> None:
         assert len(found) == 3
         assert scores == sorted(scores, reverse=True)
         for one in found:
-            [log_probs] = forced.batches.log_probs([(source, one.tokens)])
+            [log_probs] = forced.decoder.log_probs([(source, one.tokens)])
             assert one.log_prob == pytest.approx(sum(log_probs[: one.length]), abs=1e-4)
 
 
@@ -247,7 +247,7 @@ def test_engine_has_smaller_batches_by_default_than_torch_and_the_smallest_in_in
     """Sentences of 32 pieces in the first batch: 8,192, 2,048 and 1,024 pieces x the beam."""
     search = replace(SEARCH, beam_size=4, batch_tokens=None)
     found = [by_torch(run_dir), load(run_dir), load(run_dir, engine_type="int8")]
-    batches = [replace(translator.batches, search=search) for translator in found]
+    batches = [replace(translator.decoder, search=search) for translator in found]
     assert [len(one.cut([32] * 100)[0]) for one in batches] == [64, 16, 8]
 
 
@@ -432,7 +432,7 @@ def test_engine_of_few_positions_is_compared_with_translations_that_do_not_end(
 def test_engine_is_compared_on_made_up_texts_of_the_source_s_pieces(spm: bytes, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_bytes(spm)
     translator = SimpleNamespace(
-        batches=SimpleNamespace(max_positions=100),
+        decoder=SimpleNamespace(max_positions=100),
         model=SimpleNamespace(vocab_size=10_000, source_vocab_size=tokenizer.vocab_size),
         tokenizers=SimpleNamespace(source=tokenizer),
     )

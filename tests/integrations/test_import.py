@@ -253,8 +253,8 @@ def test_import_translates_as_generate_does(variant: str, saved: Saved) -> None:
     compared = 0
     for beam_size in (1, 4):
         search = SearchConfig(beam_size=beam_size, max_extra=6)
-        batches = translator.with_search(search).batches
-        found = batches.hypotheses(sources, n_best=1, penalty=lambda length: float(length))
+        decoder = translator.with_search(search).decoder
+        found = decoder.hypotheses(sources, n_best=1, penalty=lambda length: float(length))
         for source, [best] in zip(sources, found, strict=True):
             generated = model.generate(
                 input_ids=torch.tensor([[of_source[i] for i in [*source, EOS]]]),

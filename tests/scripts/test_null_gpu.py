@@ -522,7 +522,7 @@ import json, sys, torch
 from sitecustomize import counted
 from transformer.compute import avoid_cudnn_attention
 from transformer.config.settings import ModelConfig, Precision, SearchConfig
-from transformer.decoding import batches as module
+from transformer.decoding import batched as module
 from transformer.decoding.replay import Replay
 from transformer.model.transformer import Transformer
 
@@ -530,7 +530,7 @@ device = torch.device("cuda")
 avoid_cudnn_attention(device)
 search = SearchConfig(max_extra=1, batch_tokens=131_072)
 model = Transformer(ModelConfig(), 37_000).to(device)
-launched = module.Batches.of(model, search, device=device, precision=Precision.bf16)
+launched = module.BatchedDecoder.of(model, search, device=device, precision=Precision.bf16)
 replayed = launched.replayed()
 seen = []
 totals = lambda: {kind: sum(names.values()) for kind, names in counted().items()}

@@ -20,7 +20,7 @@ from transformer.config.settings import (
     SearchConfig,
 )
 from transformer.data.tokenizer import Tokenizer, Tokenizers
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
 from transformer.model.transformer import Transformer, parameters_by_name
@@ -58,9 +58,9 @@ def translator_with(
     precision: Precision = Precision.fp64,
 ) -> Translator:
     """A translator of the model as it is now: a change to its weights would come too late."""
-    batches = Batches.of(model, search, device=torch.device("cpu"), precision=precision)
+    decoder = BatchedDecoder.of(model, search, device=torch.device("cpu"), precision=precision)
     tokenizers = tokenizer if isinstance(tokenizer, Tokenizers) else Tokenizers(tokenizer, tokenizer)
-    return Translator(tokenizers, batches)
+    return Translator(tokenizers, decoder)
 
 
 def state_of(vocab_size: int, averaged: list[int] | None = None) -> dict[str, Any]:

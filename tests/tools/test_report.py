@@ -14,7 +14,7 @@ from support.browser import Browser, running_browser
 from support.corpora import metrics_of, read, run, run_command, tiny_job, write_corpus
 from transformer.cli.commands import compose
 from transformer.config.settings import Device, Format
-from transformer.decoding import batches
+from transformer.decoding import batched
 from transformer.decoding.parallel import in_parallel
 from transformer.errors import InputError, StorageError
 from transformer.run_dir import RunDir
@@ -334,7 +334,7 @@ def test_report_keeps_what_it_has_translated_when_the_machine_has_no_more(
             raise RuntimeError("can't start new thread")
         return in_parallel(*arguments, **options)
 
-    monkeypatch.setattr(batches, "in_parallel", in_turn)
+    monkeypatch.setattr(batched, "in_parallel", in_turn)
     scores = score_checkpoints(reading, ReportJob(runs=["a"], checkpoints=2, device=Device.cpu))
     assert [score.checkpoint for score in scores] == ["step-4", "averaged"]
     assert len(reading.missing) == 1

@@ -18,4 +18,4 @@ def check_engine(config: ModelConfig, search: SearchConfig, device: torch.device
 def with_engine(translator: Translator, run: RunDir, checkpoint: Checkpoint) -> Translator:
     """The translator; a GPU replays its steps where the settings ask for that, and it is sound."""
     is_replayed = translator.search.cuda_graphs and translator.device.type == "cuda"
-    return replace(translator, batches=prove_replay(translator.batches)) if is_replayed else translator
+    return replace(translator, decoder=prove_replay(translator.decoder)) if is_replayed else translator

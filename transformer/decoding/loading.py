@@ -33,7 +33,7 @@ from transformer.config.settings import (
 )
 from transformer.data.tokenizer import Tokenizers, read_models
 from transformer.decoding.arguments import search_override
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.proof import sound_on_gpu
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
@@ -162,7 +162,7 @@ def load_translator(
         )
         translator = replace(
             translator,
-            batches=translator.batches.joined(other.batches),
+            decoder=translator.decoder.joined(other.decoder),
             weights=[*translator.weights, *other.weights],
         )
     return translator
@@ -207,10 +207,10 @@ def build_translator(
 
     with memory_errors_named("loading the model", remedy="end what else uses it, or set device=cpu"):
         model = model.to(torch_device, dtype_of(precision)).eval()
-        batches = sound_on_gpu(Batches.of(model, settings, device=torch_device, precision=precision), run)
+        decoder = sound_on_gpu(BatchedDecoder.of(model, settings, device=torch_device, precision=precision), run)
         weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)].sha256
         tags = checkpoint.settings("data", DataConfig).required_tags()
-        translator = Translator(tokenizers, batches, tags=tags, weights=[weights])
+        translator = Translator(tokenizers, decoder, tags=tags, weights=[weights])
         return plugins.find("search", settings.engine).with_engine(translator, run, checkpoint)
 
 

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transformer.compute import HALF, product_dtype
 from transformer.config.settings import Precision, Score, SearchConfig
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.forced import piece_log_probs
 from transformer.decoding.search import length_penalty
 from transformer.errors import CheckpointError, InputError, StorageError
@@ -41,17 +41,17 @@ FULL = "plain attention, fp32"
 SEARCHES = (FUSED, PLAIN, FULL)  # each with less that can go wrong
 
 
-def in_way(batches: Batches, way: str) -> Batches:
+def in_way(decoder: BatchedDecoder, way: str) -> BatchedDecoder:
     """The same models and settings, computing as `way` says: FUSED, PLAIN or FULL."""
-    if way == FULL and batches.precision in HALF:
-        (model,) = batches.models
-        batches = Batches.of(model, batches.search, device=batches.device, precision=Precision.fp32)
-    return replace(batches, is_plain=way != FUSED, replay=None)
+    if way == FULL and decoder.precision in HALF:
+        (model,) = decoder.models
+        decoder = BatchedDecoder.of(model, decoder.search, device=decoder.device, precision=Precision.fp32)
+    return replace(decoder, is_plain=way != FUSED, replay=None)
 
 
 def prove_search(
-    batches: Batches, *, left: Container[str] = (), begin: Callable[[str], None] = lambda name: None
-) -> tuple[Batches, str]:
+    decoder: BatchedDecoder, *, left: Container[str] = (), begin: Callable[[str], None] = lambda name: None
+) -> tuple[BatchedDecoder, str]:
     """The first sound way to search with one model, and its name. Raises InputError where there is none.
 
     `begin` is told the name under which a way is tried, before it is; names in `left` are not tried.
@@ -62,7 +62,7 @@ def prove_search(
         if name in left:
             continue
         begin(name)
-        made = in_way(batches, way)
+        made = in_way(decoder, way)
         try:
             with failures_in_words():
                 deviation = _checked_deviation(made)
@@ -72,37 +72,37 @@ def prove_search(
         else:
             log.info("searches compute as the plain way does: a piece's log-probability differs by %.2g", deviation)
             return made, way
-    raise InputError(f"{batches.device} searches as it should in no way ({'; '.join(failures)}): set device=cpu")
+    raise InputError(f"{decoder.device} searches as it should in no way ({'; '.join(failures)}): set device=cpu")
 
 
-def prove_replay(batches: Batches) -> Batches:
+def prove_replay(decoder: BatchedDecoder) -> BatchedDecoder:
     """The same search with its steps replayed, where that is sound; else as it is, and one line says why."""
     name = "searches with replayed steps"
-    made = batches.replayed()
+    made = decoder.replayed()
     try:
         with failures_in_words():
             deviation = _checked_deviation(made)
-            check("the score of a translation", replay_loss(made, batches), tolerance_of(made.precision).log_prob)
+            check("the score of a translation", replay_loss(made, decoder), tolerance_of(made.precision).log_prob)
     except DeviatesError as error:
         log.warning("%s: not taken: %.300s", name, error)
-        return batches
+        return decoder
 
     if made.replay is None or not made.replay.is_recording:
-        return batches  # it has said why
+        return decoder  # it has said why
     log.info("%s: a piece's log-probability differs by %.2g from the plain way's", name, deviation)
     return made
 
 
-def _checked_deviation(batches: Batches) -> float:
+def _checked_deviation(decoder: BatchedDecoder) -> float:
     """`search_deviation`. Raises DeviatesError where that, or attention, is too far from the plain way."""
-    tolerance = tolerance_of(batches.precision)
-    check("attention", attention_deviation(batches), tolerance.attention)
-    deviation = search_deviation(batches)
+    tolerance = tolerance_of(decoder.precision)
+    check("attention", attention_deviation(decoder), tolerance.attention)
+    deviation = search_deviation(decoder)
     check("the log-probability of a piece", deviation, tolerance.log_prob)
     return deviation
 
 
-def replay_loss(replayed: Batches, launched: Batches) -> float:
+def replay_loss(replayed: BatchedDecoder, launched: BatchedDecoder) -> float:
     """How much worse a piece is in the best translations of a search than in those of another one, in the worst case.
 
     By score: where two searches round otherwise, they may decide between equals otherwise, but hardly for the worse.
@@ -117,32 +117,32 @@ def replay_loss(replayed: Batches, launched: Batches) -> float:
     return largest(losses)
 
 
-def attention_deviation(batches: Batches) -> float:
+def attention_deviation(decoder: BatchedDecoder) -> float:
     """How far attention in a step of a search is from the formula, for random queries, keys and values.
 
     With those of a new model it is nearly uniform, and hardly depends on its scale.
     """
-    (model,) = batches.models
+    (model,) = decoder.models
     config = model.config
     if config.score is Score.additive:
         return 0.0  # no kernel computes it
     draw = torch.Generator().manual_seed(0)
-    beam_size = batches.search.beam_size
+    beam_size = decoder.search.beam_size
     written = LONGEST * beam_size
 
     def drawn(positions: int, width: int) -> Tensor:
-        return torch.randn(SOURCES, positions, config.n_heads, width, generator=draw).to(batches.device)
+        return torch.randn(SOURCES, positions, config.n_heads, width, generator=draw).to(decoder.device)
 
     q = drawn(beam_size, config.key_width)
     k = drawn(written, config.key_width)
     v = drawn(written, config.value_width)
     is_past = torch.rand(SOURCES, beam_size, written, generator=draw) < 0.5
     is_past[:, :, 0] = True
-    queries = Padded.full_rows(SOURCES, beam_size, batches.device)
+    queries = Padded.full_rows(SOURCES, beam_size, decoder.device)
     source = Padded.of([written - row for row in range(SOURCES)], written)
 
     def look(visible: Tensor, seen: Tensor) -> Look:
-        mask = Mask.of(visible.to(batches.device), mask_dtype(seen))
+        mask = Mask.of(visible.to(decoder.device), mask_dtype(seen))
         return Look(queries, mask, causal=False, scale=config.key_width**-0.5, score_vector=None, dropout=0.0)
 
     deviations = []
@@ -150,24 +150,24 @@ def attention_deviation(batches: Batches) -> float:
         with torch.no_grad():
             with sdpa_kernel(SDPBackend.MATH):
                 plain = attend(q, k, v, look(visible, k))
-            with sdpa_kernel(SDPBackend.MATH) if batches.is_plain else nullcontext():
-                dtype = product_dtype(batches.precision)
+            with sdpa_kernel(SDPBackend.MATH) if decoder.is_plain else nullcontext():
+                dtype = product_dtype(decoder.precision)
                 found = attend(q.to(dtype), k.to(dtype), v.to(dtype), look(visible, k.to(dtype)))
         deviations.append(distance([found], [plain]))
     return largest(deviations)
 
 
-def search_deviation(batches: Batches) -> float:
+def search_deviation(decoder: BatchedDecoder) -> float:
     """How far the mean log-probability of a piece is from that of plain forced decoding, in the worst translation."""
-    (model,) = batches.models
-    sources, search = _made_up(batches)
-    best = [found[0] for found in replace(batches, search=search).hypotheses(sources, n_best=1)]
+    (model,) = decoder.models
+    sources, search = _made_up(decoder)
+    best = [found[0] for found in replace(decoder, search=search).hypotheses(sources, n_best=1)]
 
     was_training = model.training
     model.eval()
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         pairs = [(source, hypothesis.tokens) for source, hypothesis in zip(sources, best, strict=True)]
-        plain = piece_log_probs([model], pairs, batches.device)
+        plain = piece_log_probs([model], pairs, decoder.device)
     model.train(was_training)
 
     deviations = [
@@ -177,23 +177,23 @@ def search_deviation(batches: Batches) -> float:
     return largest(deviations)
 
 
-def _made_up(batches: Batches) -> tuple[list[list[int]], SearchConfig]:
+def _made_up(decoder: BatchedDecoder) -> tuple[list[list[int]], SearchConfig]:
     """Sources, and settings with which their translations fit into forced decoding, which reads BOS, too."""
     draw = np.random.default_rng(0)
-    longest = max(1, min(LONGEST, batches.max_positions // 2))
+    longest = max(1, min(LONGEST, decoder.max_positions // 2))
     lengths = np.linspace(1, longest, SOURCES).astype(int).tolist()
-    vocab_size = batches.models[0].source_vocab_size
+    vocab_size = decoder.models[0].source_vocab_size
     sources = [draw.integers(UNK, vocab_size, size=length).tolist() for length in lengths]
-    most_extra = max(1, batches.max_positions - 1 - longest)
-    return sources, replace(batches.search, max_extra=min(batches.search.max_extra, most_extra))
+    most_extra = max(1, decoder.max_positions - 1 - longest)
+    return sources, replace(decoder.search, max_extra=min(decoder.search.max_extra, most_extra))
 
 
-def sound_on_gpu(batches: Batches, run: RunDir) -> Batches:
+def sound_on_gpu(decoder: BatchedDecoder, run: RunDir) -> BatchedDecoder:
     """On a GPU, a search in a way that is sound there, which the run knows or which is proven now; else as it is."""
-    if batches.device.type != "cuda":
-        return batches
-    way = known_way(run, batches.device)
-    return prove_search(batches)[0] if way is None else in_way(batches, way)
+    if decoder.device.type != "cuda":
+        return decoder
+    way = known_way(run, decoder.device)
+    return prove_search(decoder)[0] if way is None else in_way(decoder, way)
 
 
 def known_way(run: RunDir, device: torch.device) -> str | None:

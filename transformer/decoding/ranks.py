@@ -1,6 +1,6 @@
 """Sets of texts, translated by all ranks: each searches whole batches, which are those of one that works alone.
 
-    sets of texts -> batches, as `Batches` cuts them -> deal -> each rank translates its own -> every rank has all
+    sets of texts -> batches of `BatchedDecoder` -> deal -> each rank translates its own -> every rank has all
 
 So on as many threads a batch, a translation does not depend on the number of ranks; but with CTranslate2, what it
 leaves to torch is in other company. The batches of all sets are dealt at once: a small set has only one.
@@ -66,14 +66,14 @@ def in_shares(
 
 def _batches(translator: Translator, texts: Sequence[str]) -> list[tuple[int, list[int]]]:
     """The indices of the texts that are searched together, behind the work that they are; the blank ones are none."""
-    most = translator.batches.max_positions - 1
+    most = translator.decoder.max_positions - 1
     encoded = translator.tokenizers.source.encode(["" if is_blank(text) else text for text in texts])
     lengths = [min(len(ids), most) + 1 for ids in encoded]  # EOS counted
     shown = [n for n, ids in enumerate(encoded) if ids]
     blank = [n for n, ids in enumerate(encoded) if not ids]
 
     batches = [(0, blank)] if blank else []
-    for batch in translator.batches.cut([lengths[n] for n in shown]):
+    for batch in translator.decoder.cut([lengths[n] for n in shown]):
         indices = [shown[n] for n in batch]
         batches.append((len(indices) * lengths[indices[0]], indices))  # padded positions
     return batches

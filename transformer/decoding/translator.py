@@ -1,6 +1,6 @@
-"""Text in, text out: tokenizers around `Batches`, which know ids alone.
+"""Text in, text out: tokenizers around `BatchedDecoder`, which know ids alone.
 
-    texts -> _encode -> ids -> search, sampling or forced decoding in `Batches` -> ids -> _decode -> texts
+    texts -> _encode -> ids -> search, sampling or forced decoding in `BatchedDecoder` -> ids -> _decode -> texts
 
 Results come back in the order of the texts. A text without a visible character never reaches the model, which would
 make something up for it.
@@ -18,7 +18,7 @@ from transformer.config.settings import MOST_BEAM, TORCH, Precision, SearchConfi
 from transformer.data.corpus import is_blank
 from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.decoding.arguments import check_ids, check_search, length_penalties_of, lines_of, sampling_of
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.forced import IdPair
 from transformer.decoding.output import BLANK, UNSCORED, Alignment, Scored, Translation
 from transformer.decoding.search import Hypothesis, length_penalty
@@ -46,34 +46,34 @@ class Translator:
     """
 
     tokenizers: Tokenizers
-    batches: Batches
+    decoder: BatchedDecoder
     tags: Sequence[str] = ()  # all text that the model was trained on began with one of these, if there are any
     weights: Sequence[str] = ()  # the SHA-256 of the weights of each model, where they are those of a checkpoint
 
     @property
     def model(self) -> Transformer:
         """The model, of an ensemble the first, as it was before it was made ready to translate."""
-        return self.batches.models[0]
+        return self.decoder.models[0]
 
     @property
     def search(self) -> SearchConfig:
         """The search settings."""
-        return self.batches.search
+        return self.decoder.search
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
-        return self.batches.device
+        return self.decoder.device
 
     @property
     def precision(self) -> Precision:
         """The arithmetic in which it computes."""
-        return self.batches.precision
+        return self.decoder.precision
 
     @property
     def engine(self) -> str | None:
         """What searches in place of torch, with its version and type; None where torch does."""
-        return self.batches.engine
+        return self.decoder.engine
 
     def with_search(self, search: SearchConfig) -> "Translator":
         """The same model under other search settings. Raises InputError for what are none."""
@@ -81,7 +81,7 @@ class Translator:
         is_other = (search.engine, search.engine_type) != (self.search.engine, self.search.engine_type)
         if is_other and search.engine != TORCH:
             raise InputError(f"search.engine={search.engine} is chosen by load: give it engine, and engine_type")
-        return replace(self, batches=self.batches.with_search(search))
+        return replace(self, decoder=self.decoder.with_search(search))
 
     def translate(
         self,
@@ -108,7 +108,7 @@ class Translator:
         numbers = range(first_line, first_line + len(texts)) if lines is None else lines_of(lines, n_texts=len(texts))
 
         sources = self._encode(texts, lines=numbers, strict=strict)
-        hypotheses = self.batches.hypotheses(list(sources.values()), n_best=1, check=check)
+        hypotheses = self.decoder.hypotheses(list(sources.values()), n_best=1, check=check)
         return self._decode([best for [best] in hypotheses], list(sources), n_texts=len(texts))
 
     def translate_n_best(
@@ -140,7 +140,7 @@ class Translator:
         n_best = self._checked_n_best(n_best)
 
         sources, given = self._encode_all(texts, prefixes, first_line=first_line, strict=strict)
-        hypotheses = self.batches.hypotheses(
+        hypotheses = self.decoder.hypotheses(
             list(sources.values()), n_best=n_best, prefixes=[prefix.ids for prefix in given]
         )
         return self._translations(sources, given, hypotheses, n_texts=len(texts), align=align)
@@ -178,7 +178,7 @@ class Translator:
         texts = self._checked(texts, first_line=first_line, strict=strict)
 
         sources, given = self._encode_all(texts, prefixes, first_line=first_line, strict=strict)
-        hypotheses = self.batches.sample(
+        hypotheses = self.decoder.sample(
             list(sources.values()),
             sampling,
             n_samples=n_samples,
@@ -200,7 +200,7 @@ class Translator:
         penalties = [length_penalty(alpha) for alpha in alphas]
 
         sources = self._encode(texts, lines=range(1, 1 + len(texts)), strict=False)
-        by_source = self.batches.sweep(list(sources.values()), penalties)
+        by_source = self.decoder.sweep(list(sources.values()), penalties)
 
         translations = {}
         for n, alpha in enumerate(alphas):
@@ -233,7 +233,7 @@ class Translator:
         ids = check_ids("sources", sources, vocab_size=self.tokenizers.source.vocab_size)
         for index, source in enumerate(ids):
             self._check_length(source, f"sources[{index}]")
-        return self.batches.hypotheses(ids, n_best=self._checked_n_best(n_best), penalty=penalty, check=check)
+        return self.decoder.hypotheses(ids, n_best=self._checked_n_best(n_best), penalty=penalty, check=check)
 
     def score(
         self,
@@ -258,7 +258,7 @@ class Translator:
         pairs = self._encode_pairs(
             sources, list_of_texts("targets", targets), first_line=first_line, origins=_two_names(origins)
         )  # by index
-        log_probs = self.batches.log_probs(list(pairs.values()))
+        log_probs = self.decoder.log_probs(list(pairs.values()))
 
         penalty = length_penalty(self.search.length_penalty)
         scored = {}
@@ -334,7 +334,7 @@ class Translator:
         pairs = []
         for source, n_best in zip(sources, hypotheses, strict=True):
             pairs += [(source, hypothesis.tokens) for hypothesis in n_best]
-        aligned = self.batches.align(pairs)
+        aligned = self.decoder.align(pairs)
 
         # As many for each source as it has hypotheses.
         alignments = []
@@ -412,9 +412,9 @@ class Translator:
         encoded = self.tokenizers.target.encode(texts)
 
         for (index, source), ids in zip(sources.items(), encoded, strict=True):
-            most = self.batches.max_length(source) - 1  # beside EOS
+            most = self.decoder.max_length(source) - 1  # beside EOS
             if len(ids) > most:
-                is_bound_by_search = len(source) + self.search.max_extra < self.batches.max_positions
+                is_bound_by_search = len(source) + self.search.max_extra < self.decoder.max_positions
                 raise InputError(
                     f"line {first_line + index}: its prefix has {len(ids)} pieces, but a translation of this source "
                     f"has room for {most}: shorten the prefix{', or raise search.max_extra' * is_bound_by_search}"
@@ -423,7 +423,7 @@ class Translator:
 
     def _truncate(self, ids: list[int], line: int, *, strict: bool) -> list[int]:
         """The pieces of a source that the model has positions for, beside EOS; `strict` refuses a longer one."""
-        max_pieces = self.batches.max_positions - 1
+        max_pieces = self.decoder.max_positions - 1
         if len(ids) <= max_pieces:
             return ids
 
@@ -435,7 +435,7 @@ class Translator:
 
     def _check_length(self, ids: list[int], what: str) -> None:
         """Raise InputError for a text that the model has no positions for, beside EOS."""
-        most = self.batches.max_positions - 1
+        most = self.decoder.max_positions - 1
         if len(ids) > most:
             raise InputError(
                 f"{what} has {len(ids)} pieces, but model.max_positions has room for {most}: shorten it, or leave the "

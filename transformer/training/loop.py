@@ -18,7 +18,7 @@ from transformer.compute import memory_errors_named
 from transformer.config.jobs import TrainJob, checked
 from transformer.config.settings import TrainConfig
 from transformer.data.loader import Position, Step, load_steps
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.distributed import Vote, collective_errors_named, join_world
 from transformer.errors import InputError, NumericalError, Stopped
 from transformer.evaluation.sets import write_sets
@@ -244,13 +244,13 @@ def _validate(run: Run, monitor: Monitor, signals: Signals) -> bool:
     model = run.state.eval_model
     run.computation.make_room()
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and it ranks checkpoints much alike
-    batches = Batches.of(model, greedy, device=run.device, precision=run.resolved.precision)
+    decoder = BatchedDecoder.of(model, greedy, device=run.device, precision=run.resolved.precision)
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):
-            batches = run.prover.prove_search(batches)
+            decoder = run.prover.prove_search(decoder)
             validation, hypotheses = validate(
                 Objective(model, job.train.label_smoothing),
-                batches,
+                decoder,
                 run.dev,
                 run.world,
                 tokenizer=run.tokenizers.target,

@@ -28,7 +28,7 @@ from transformer.config.settings import LayoutKind, Precision
 from transformer.data.batch import Batch, collate
 from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.proof import SEARCHES, in_way, prove_search
 from transformer.distributed import World
 from transformer.errors import InputError, Stopped
@@ -210,14 +210,14 @@ class Prover:
         """Write down that this way, in which the training has come as far as it has, is not to be taken again."""
         self._keep_failure(name_of(way), why)
 
-    def prove_search(self, batches: Batches) -> Batches:
+    def prove_search(self, decoder: BatchedDecoder) -> BatchedDecoder:
         """The same search in a way that is sound on every rank: proven once, and known from then on."""
         if not self.compares:
-            return batches
+            return decoder
         if self.proof.search is None:
             try:
                 _, way = prove_search(
-                    batches,
+                    decoder,
                     left=self.proof.failures,
                     begin=lambda name: self._keep(replace(self.proof, trying=name)),
                 )
@@ -225,7 +225,7 @@ class Prover:
                 self._keep(replace(self.proof, trying=None))
             self._keep(replace(self.proof, search=max(self.world.gather(way), key=SEARCHES.index)))
         assert self.proof.search is not None
-        return in_way(batches, self.proof.search)
+        return in_way(decoder, self.proof.search)
 
     def _keep_failure(self, name: str, why: str) -> None:
         self._keep(replace(self.proof, trying=None, failures={**self.proof.failures, name: why}))

@@ -19,7 +19,7 @@ from transformer.data.corpus import Pair, is_blank
 from transformer.data.plan import split_step
 from transformer.data.store import Store
 from transformer.data.tokenizer import Tokenizer, Tokenizers
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.ranks import deal
 from transformer.distributed import World
 from transformer.evaluation.score import measure_bleu, measure_chrf
@@ -71,7 +71,7 @@ class DevSet:
 
 def validate(
     objective: Objective,
-    batches: Batches,
+    decoder: BatchedDecoder,
     dev: DevSet,
     world: World,
     *,
@@ -91,17 +91,22 @@ def validate(
         dev.store,
         world,
         max_tokens=max_tokens,
-        device=batches.device,
-        precision=batches.precision,
+        device=decoder.device,
+        precision=decoder.precision,
         check=check,
     )
-    hypotheses = translate_dev(batches, dev, world, tokenizer=tokenizer, check=check)
+    hypotheses = translate_dev(decoder, dev, world, tokenizer=tokenizer, check=check)
     bleu = measure_bleu(hypotheses, dev.references, tgt_lang=tgt_lang, tokenize=tokenize)
     return Validation(step, loss, nll, bleu.score, measure_chrf(hypotheses, dev.references)), hypotheses
 
 
 def translate_dev(
-    batches: Batches, dev: DevSet, world: World, *, tokenizer: Tokenizer, check: Callable[[], None] = lambda: None
+    decoder: BatchedDecoder,
+    dev: DevSet,
+    world: World,
+    *,
+    tokenizer: Tokenizer,
+    check: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """The translation of each sentence; a blank one becomes "", and is not shown to the model.
 
@@ -112,7 +117,7 @@ def translate_dev(
     ranks = deal([len(ids) for ids in sources.values()], world.size)
     own = [n for n, rank in zip(sources, ranks, strict=True) if rank == world.rank]
     try:
-        found = batches.hypotheses([sources[n] for n in own], n_best=1, check=check)
+        found = decoder.hypotheses([sources[n] for n in own], n_best=1, check=check)
         texts = tokenizer.decode([best.tokens for [best] in found])
         share = list(zip(own, texts, strict=True))
     except Interrupted:

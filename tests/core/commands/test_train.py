@@ -60,7 +60,7 @@ from transformer.config.settings import (
     TrainConfig,
 )
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.search import Hypothesis
 from transformer.decoding.translate_stream import run as translate
 from transformer.errors import CheckpointError, InputError, Stopped
@@ -132,7 +132,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("a finished run trains, validates or decodes again")
 
     monkeypatch.setattr(Objective, "evaluate", refuse)
-    monkeypatch.setattr(Batches, "hypotheses", refuse)
+    monkeypatch.setattr(BatchedDecoder, "hypotheses", refuse)
     with before_each_pass(refuse):
         yield
 
@@ -238,7 +238,7 @@ def test_train_reads_an_extra_corpus_by_its_weight(corpus: DataConfig, tmp_path:
         run(replace(job, data=lighter))
 
 
-def echo(_: Batches, sources: list[list[int]], **__: Any) -> list[list[Hypothesis]]:
+def echo(_: BatchedDecoder, sources: list[list[int]], **__: Any) -> list[list[Hypothesis]]:
     """Sources for their translations."""
     return [[Hypothesis(ids, 0.0, finished=True)] for ids in sources]
 
@@ -258,7 +258,7 @@ def test_train_scores_in_the_target_language(tmp_path: Path, monkeypatch: pytest
     def give_references(tokenizer: Tokenizer, sources: list[list[int]]) -> list[str]:
         return [references.get(text, text) for text in decode(tokenizer, sources)]
 
-    monkeypatch.setattr(Batches, "hypotheses", echo)
+    monkeypatch.setattr(BatchedDecoder, "hypotheses", echo)
     monkeypatch.setattr(Tokenizer, "decode", give_references)
     results = results_of(run(tiny_job(tmp_path / "a", replace(corpus, tgt_lang="zh"), max_steps=1)))
     assert [row["bleu"] for row in results["validations"]] == [pytest.approx(100.0)]
@@ -326,16 +326,16 @@ def test_train_counts_the_seconds_of_its_steps_alone(
         nonlocal passed
         passed += seconds
 
-    def translate_slowly(batches: Batches, sources: list[list[int]], **options: Any) -> list[list[Hypothesis]]:
+    def translate_slowly(decoder: BatchedDecoder, sources: list[list[int]], **options: Any) -> list[list[Hypothesis]]:
         let_pass(1e6)
-        return echo(batches, sources, **options)
+        return echo(decoder, sources, **options)
 
     def write_slowly(file: int) -> None:
         let_pass(1e6)
         write(file)
 
     monkeypatch.setattr(time, "perf_counter", lambda: passed)
-    monkeypatch.setattr(Batches, "hypotheses", translate_slowly)
+    monkeypatch.setattr(BatchedDecoder, "hypotheses", translate_slowly)
     monkeypatch.setattr(os, "fsync", write_slowly)
     with before_each_update(lambda: let_pass(1000.0)):
         run_dir = run(tiny_job(tmp_path / "a", corpus, max_steps=4, validate_every=2, save_every=3))

@@ -42,7 +42,7 @@ from transformer.config.settings import (
     SearchOverride,
 )
 from transformer.data.tokenizer import Tokenizer
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.loading import load_translator
 from transformer.decoding.output import BLANK, Translation
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty, sweep_penalties
@@ -202,13 +202,13 @@ def test_hypotheses_are_ranked_by_the_penalty_that_is_given(translator: Translat
 
 def test_translator_keeps_batches_within_batch_tokens(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = []
-    encode = translator.batches.ready[0].encode
+    encode = translator.decoder.ready[0].encode
 
     def noted(x: Tensor, layout: Padded) -> Tensor:
         shapes.append(tuple(x.shape))
         return encode(x, layout)
 
-    monkeypatch.setattr(translator.batches.ready[0], "encode", noted)
+    monkeypatch.setattr(translator.decoder.ready[0], "encode", noted)
     texts = sentences(40)
     found = translator.with_search(replace(SEARCH, batch_tokens=200)).translate(texts)
     assert len(found) == sum(rows for rows, _ in shapes) == 40
@@ -265,7 +265,7 @@ def test_translate_sweep_gives_what_each_alpha_would_give_alone(translator: Tran
 def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     searched: list[int] = []
-    encode = translator.batches.ready[0].encode
+    encode = translator.decoder.ready[0].encode
 
     def noted(x: Tensor, layout: Padded) -> Tensor:
         rows.append(len(x))
@@ -275,8 +275,8 @@ def test_translate_sweep_searches_once(translator: Translator, monkeypatch: pyte
         searched.append(1)
         return sweep_penalties(*batch, **how)
 
-    monkeypatch.setattr(translator.batches.ready[0], "encode", noted)
-    monkeypatch.setattr("transformer.decoding.batches.sweep_penalties", counted)
+    monkeypatch.setattr(translator.decoder.ready[0], "encode", noted)
+    monkeypatch.setattr("transformer.decoding.batched.sweep_penalties", counted)
     small = translator.with_search(replace(SEARCH, batch_tokens=600))
     small.translate_sweep(sentences(40), [0.0, 0.6, 1.0])
     assert sum(rows) == 40
@@ -307,7 +307,7 @@ def test_translate_sweep_refuses(translator: Translator, texts: Any, alphas: Any
 def test_translator_gives_blank_for_blank_without_the_model(
     translator: Translator, monkeypatch: pytest.MonkeyPatch, blank: str
 ) -> None:
-    monkeypatch.setattr(translator.batches.ready[0], "encode", None)
+    monkeypatch.setattr(translator.decoder.ready[0], "encode", None)
     assert translator.translate([blank, "", blank]) == ["", "", ""]
     assert translator.translate([]) == []
 
@@ -364,7 +364,7 @@ def test_translator_says_how_to_need_less_gpu_memory(translator: Translator, mon
     def too_much(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(translator.batches.ready[0], "encode", too_much)
+    monkeypatch.setattr(translator.decoder.ready[0], "encode", too_much)
     with pytest.raises(
         InputError, match=r"^out of GPU memory while translating: lower search.batch_tokens \(now \d+\)$"
     ):
@@ -851,11 +851,11 @@ def test_evaluate_refuses_tokenised_translations(
 
 
 def test_score_sets_scores_what_was_written(translator: Translator, tmp_path: Path) -> None:
-    class Echo(Batches):
+    class Echo(BatchedDecoder):
         def hypotheses(self, sources: Sequence[Any], **options: Any) -> list[list[Hypothesis]]:
             return [[Hypothesis(ids, 0.0, True)] for ids in sources]
 
-    of = translator.batches
+    of = translator.decoder
     echo = Translator(translator.tokenizers, Echo(of.models, of.ready, of.search, of.device, of.precision))
     own = RunDir(tmp_path)
     write_sets(own, {"same": [(text, text) for text in sentences(20)]})

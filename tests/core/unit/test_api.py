@@ -549,10 +549,10 @@ def test_translator_is_copied_and_pickled(run_dir: Path, translator: transformer
 
 def test_copied_batches_compute_in_the_way_that_was_proven(translator: transformer.Translator) -> None:
     """A GPU whose fused kernels are unsound has them in no copy."""
-    plain = in_way(translator.batches, PLAIN)
+    plain = in_way(translator.decoder, PLAIN)
     for other in (copy.copy(plain), copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
         assert other.is_plain
-    assert not copy.copy(translator.batches).is_plain
+    assert not copy.copy(translator.decoder).is_plain
 
 
 FORKS = """

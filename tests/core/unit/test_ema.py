@@ -30,7 +30,7 @@ from transformer.average import average
 from transformer.checkpoint import load_checkpoint
 from transformer.config.jobs import AverageJob
 from transformer.config.settings import DataConfig, Device, ModelConfig, Precision, SearchOverride, TrainConfig
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.loading import load_translator
 from transformer.decoding.search import Hypothesis
 from transformer.decoding.translator import Translator
@@ -216,15 +216,15 @@ def test_validate_measures_the_moving_average(
     tokenizers = translator_of(finished, "last").tokenizers
     dev = DevSet.of(list(zip(*sides, strict=True)), tokenizers, max_pieces=1000)
     used: list[Transformer] = []
-    real = Batches.hypotheses
+    real = BatchedDecoder.hypotheses
     dev_ids = tokenizers.source.encode(dev.sources)
 
-    def noted(batches: Batches, sources: list[list[int]], **options: Any) -> list[list[Hypothesis]]:
+    def noted(decoder: BatchedDecoder, sources: list[list[int]], **options: Any) -> list[list[Hypothesis]]:
         if sources == dev_ids:
-            used.extend(batches.models)
-        return real(batches, sources, **options)
+            used.extend(decoder.models)
+        return real(decoder, sources, **options)
 
-    monkeypatch.setattr(Batches, "hypotheses", noted)
+    monkeypatch.setattr(BatchedDecoder, "hypotheses", noted)
     again = run(tiny_job(tmp_path / "a", corpus, **RECIPE))
     assert len(used) == 2
     assert same(parameters_by_name(used[-1]), weights(again, 12, "ema"))

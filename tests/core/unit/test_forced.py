@@ -115,9 +115,9 @@ def test_start_of_zeros_is_what_every_search_and_score_reads(translator: Transla
         return [row[token].item() for row, token in zip(logits.log_softmax(1), [*target, EOS], strict=True)]
 
     sources = tokenizer.encode(sentences(12))
-    of_two = replace(zeros, batches=zeros.batches.joined(zeros.batches))
+    of_two = replace(zeros, decoder=zeros.decoder.joined(zeros.decoder))
     greedy = zeros.with_search(replace(SEARCH, beam_size=1))
-    sampled = zeros.batches.sample(sources, Sampling(1.0, None, None, 1), n_samples=3, lines=range(1, 13))
+    sampled = zeros.decoder.sample(sources, Sampling(1.0, None, None, 1), n_samples=3, lines=range(1, 13))
     for found in (zeros.hypotheses(sources, n_best=2), greedy.hypotheses(sources, n_best=1), sampled):
         for source, of_one in zip(sources, found, strict=True):
             for one in of_one:
@@ -407,7 +407,7 @@ def test_ensemble_finds_the_best_under_the_mean_of_probabilities(seed: int) -> N
 
 
 def test_ensemble_of_a_model_with_itself_is_that_model(translator: Translator) -> None:
-    twice = replace(translator, batches=translator.batches.joined(translator.batches))
+    twice = replace(translator, decoder=translator.decoder.joined(translator.decoder))
     texts = sentences(20)
     assert twice.translate(texts) == translator.translate(texts)
     for one, other in zip(twice.score(texts, texts), translator.score(texts, texts), strict=True):
@@ -417,7 +417,7 @@ def test_ensemble_of_a_model_with_itself_is_that_model(translator: Translator) -
 def test_ensemble_score_is_the_mean_of_the_probabilities(translator: Translator) -> None:
     other = network(translator.tokenizers.source.vocab_size, 9, torch.float64)
     both = replace(
-        translator, batches=translator.batches.joined(translator_with(other, translator.tokenizers.source).batches)
+        translator, decoder=translator.decoder.joined(translator_with(other, translator.tokenizers.source).decoder)
     )
     texts = sentences(10)
     for text, one in zip(texts, both.score(texts, texts), strict=True):
@@ -459,9 +459,9 @@ def test_load_makes_each_model_of_an_ensemble_ready_once(
         made.append(model)
         return for_inference(model)
 
-    monkeypatch.setattr("transformer.decoding.batches.for_inference", counted)
+    monkeypatch.setattr("transformer.decoding.batched.for_inference", counted)
     translator = transformer.load(run_dir, ensemble=[write_run(tmp_path / "b", spm, seed=2)], device="cpu")
-    assert made == list(translator.batches.models)
+    assert made == list(translator.decoder.models)
     assert translator.translate(["a dog"])
     assert len(made) == 2
 

@@ -53,7 +53,7 @@ from transformer.data.loader import Position, Step, load_steps
 from transformer.data.packing import pack
 from transformer.data.plan import Batching
 from transformer.data.store import Ids, Store
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.search import Hypothesis, beam_search, length_penalty
 from transformer.kernels.add_norm import plain_add_norm, triton_add_norm
 from transformer.kernels.loss import linear_cross_entropy
@@ -758,7 +758,7 @@ def test_replayed_search_finds_what_a_launched_one_finds() -> None:
     model = build(SMALL, device=DEVICE).eval().model
     with torch.no_grad():
         model.output.mul_(2.0)
-    launched = Batches.of(model, SearchConfig(max_extra=10), device=DEVICE, precision=Precision.fp32)
+    launched = BatchedDecoder.of(model, SearchConfig(max_extra=10), device=DEVICE, precision=Precision.fp32)
     replayed = launched.replayed()
     assert replayed.replay is not None
 

@@ -35,7 +35,7 @@ from transformer.config.settings import (
 )
 from transformer.data.batch import Batch
 from transformer.data.prepare import prepare
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.loading import load
 from transformer.decoding.proof import FULL, FUSED, PLAIN, in_way, prove_search, search_deviation
 from transformer.distributed import World
@@ -548,10 +548,10 @@ def trained(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
 def test_search_deviation_is_rounding(trained: Path, precision: Any) -> None:
-    batches = load(trained, precision=precision).batches
-    deviation = search_deviation(batches)
+    decoder = load(trained, precision=precision).decoder
+    deviation = search_deviation(decoder)
     assert deviation < {"fp32": 1e-5, "bf16": 0.03, "fp64": 1e-12}[precision]
-    assert search_deviation(in_way(batches, FULL)) < 1e-5
+    assert search_deviation(in_way(decoder, FULL)) < 1e-5
 
 
 Sdpa = Callable[..., Tensor]
@@ -652,8 +652,8 @@ def test_search_deviation_fits_into_few_positions(positions: int) -> None:
     """Where a translation does not end, forced decoding reads BOS and as many pieces."""
     torch.manual_seed(1)
     model = Transformer(ModelConfig(n_layers=1, d_model=32, d_ff=32, n_heads=2, max_positions=positions), 200)
-    batches = Batches.of(model, SearchConfig(), device=torch.device("cpu"), precision=Precision.fp32)
-    assert search_deviation(batches) < 1e-5
+    decoder = BatchedDecoder.of(model, SearchConfig(), device=torch.device("cpu"), precision=Precision.fp32)
+    assert search_deviation(decoder) < 1e-5
 
 
 def test_prove_search_leaves_a_fused_kernel_that_computes_wrong(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -668,9 +668,9 @@ def test_prove_search_leaves_a_fused_kernel_that_computes_wrong(trained: Path, m
         return out + torch.randn_like(out) if torch.backends.cuda.flash_sdp_enabled() else out
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noisy)
-    batches, way = prove_search(translator.batches)
+    decoder, way = prove_search(translator.decoder)
     assert way == PLAIN
-    assert replace(translator, batches=batches).translate(texts) == expected
+    assert replace(translator, decoder=decoder).translate(texts) == expected
 
 
 def test_prove_search_ends_in_words_where_the_search_itself_is_wrong(
@@ -687,7 +687,7 @@ def test_prove_search_ends_in_words_where_the_search_itself_is_wrong(
 
     monkeypatch.setattr(DecoderState, "slots", short)
     with pytest.raises(InputError, match=r"searches as it should in no way \(fused attention: .*\): set device=cpu"):
-        prove_search(load(trained, precision="fp64", beam_size=1).batches)
+        prove_search(load(trained, precision="fp64", beam_size=1).decoder)
 
 
 def test_train_in_half_precision_has_its_searches_proven(corpus: DataConfig, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from support.ranks import ranks
 from support.translations import sentences, write_run
 from transformer import distributed
 from transformer.config.settings import Device, Precision, SearchOverride
-from transformer.decoding.batches import _cut
+from transformer.decoding.batched import _cut
 from transformer.decoding.loading import load_translator
 from transformer.decoding.ranks import deal, translate_sets
 from transformer.decoding.translator import Translator

@@ -19,7 +19,7 @@ from support.searches import all_same
 from support.translations import write_run
 from transformer.config.settings import ModelConfig, Norm, Positions, Precision, Score, SearchConfig
 from transformer.decoding import buffers, proof, replay
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.loading import load
 from transformer.decoding.proof import prove_replay
 from transformer.decoding.replay import CannotRecord, Replay
@@ -38,18 +38,18 @@ V = 23
 PLACES = (2, 5, 16)
 
 
-def batches_of(config: ModelConfig = CONFIG, *, seed: int = 1, **search: Any) -> Batches:
+def decoder_of(config: ModelConfig = CONFIG, *, seed: int = 1, **search: Any) -> BatchedDecoder:
     """Of a random model that ends some sentences early, and some never."""
     torch.manual_seed(seed)
     model = Transformer(config, V).double().eval()
     with torch.no_grad():
         model.output.mul_(3.0)
     settings = SearchConfig(**{"max_extra": 20, "batch_tokens": 500, **search})
-    return Batches.of(model, settings, device=CPU, precision=Precision.fp64)
+    return BatchedDecoder.of(model, settings, device=CPU, precision=Precision.fp64)
 
 
-def replayed(batches: Batches) -> Batches:
-    return replace(batches, replay=Replay(CPU, places=PLACES))
+def replayed(decoder: BatchedDecoder) -> BatchedDecoder:
+    return replace(decoder, replay=Replay(CPU, places=PLACES))
 
 
 def sources(count: int) -> list[list[int]]:
@@ -65,7 +65,7 @@ def equal(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> bo
 @pytest.mark.parametrize("config", list(CONFIGS.values()), ids=list(CONFIGS))
 def test_replay_finds_what_the_plain_loop_finds(config: ModelConfig, beam_size: int) -> None:
     """More positions than the first steps read, sentences that leave for smaller places, and a place used again."""
-    plain = batches_of(config, beam_size=beam_size)
+    plain = decoder_of(config, beam_size=beam_size)
     fixed = replayed(plain)
     for count in (1, 17, 9):
         expected = plain.hypotheses(sources(count), n_best=beam_size)
@@ -78,7 +78,7 @@ def test_replay_finds_what_the_plain_loop_finds(config: ModelConfig, beam_size: 
 
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_replay_of_prefixes(alpha: float) -> None:
-    plain = batches_of(beam_size=3, length_penalty=alpha)
+    plain = decoder_of(beam_size=3, length_penalty=alpha)
     draw = random.Random(5)
     prefixes = [draw.choices(range(4, V), k=draw.choice([0, 0, 1, 5, 18])) for _ in range(30)]
     expected = plain.hypotheses(sources(30), n_best=3, prefixes=prefixes)
@@ -88,7 +88,7 @@ def test_replay_of_prefixes(alpha: float) -> None:
 
 
 def test_replay_of_several_penalties_and_of_an_ensemble() -> None:
-    one, other = batches_of(beam_size=3, max_extra=9), batches_of(seed=2, beam_size=3, max_extra=9)
+    one, other = decoder_of(beam_size=3, max_extra=9), decoder_of(seed=2, beam_size=3, max_extra=9)
     penalties = [length_penalty(alpha) for alpha in (0.0, 0.6, 3.0)]
     assert equal(replayed(one).sweep(sources(30), penalties), one.sweep(sources(30), penalties))
 
@@ -100,7 +100,7 @@ def test_replay_of_several_penalties_and_of_an_ensemble() -> None:
 
 
 def test_replay_draws_samples_as_before() -> None:
-    plain = batches_of()
+    plain = decoder_of()
     how: dict[str, Any] = {"n_samples": 2, "lines": range(1, 11)}
     sampling = Sampling(1.0, None, None, 1)
     assert equal(replayed(plain).sample(sources(10), sampling, **how), plain.sample(sources(10), sampling, **how))
@@ -120,7 +120,7 @@ def test_replay_asks_every_eight_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Replay, "_take", count_step)
     monkeypatch.setattr(Replay, "_answer", count_question)
-    [[best]] = replayed(batches_of(CONFIGS["additive"], beam_size=1)).hypotheses([[5, 6, 7]], n_best=1)
+    [[best]] = replayed(decoder_of(CONFIGS["additive"], beam_size=1)).hypotheses([[5, 6, 7]], n_best=1)
     assert best.length > 20
     asked = "".join(steps).split("?")
     assert asked[-1] == ""
@@ -130,7 +130,7 @@ def test_replay_asks_every_eight_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_replay_cuts_batches_that_fill_places() -> None:
-    fixed = replayed(batches_of(beam_size=2, batch_tokens=240))
+    fixed = replayed(decoder_of(beam_size=2, batch_tokens=240))
     lengths = [60, 24, 24, 24, 24, 24, 24, *[5] * 20, 4]
     cut = [len(batch) for batch in fixed.cut(lengths)]
     assert cut == [2, 5, 16, 5]  # at 60, 24, 5 and 5 positions there is room for 2, 5, 24 and 24 sentences
@@ -141,7 +141,7 @@ def test_replay_that_fails_leaves_the_search_to_the_plain_loop(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the middle of a batch: it begins anew, and nothing is recorded from then on."""
-    plain = batches_of()
+    plain = decoder_of()
     expected = plain.hypotheses(sources(30), n_best=2)
     take, taken = Replay._take, []
 
@@ -163,8 +163,8 @@ def test_replay_that_fails_leaves_the_search_to_the_plain_loop(
 
 
 def test_batches_keep_their_replay_in_a_copy() -> None:
-    assert copy.copy(replayed(batches_of())).replay is not None
-    assert copy.copy(batches_of()).replay is None
+    assert copy.copy(replayed(decoder_of())).replay is not None
+    assert copy.copy(decoder_of()).replay is None
 
 
 # --- its proof
@@ -172,7 +172,7 @@ def test_batches_keep_their_replay_in_a_copy() -> None:
 
 def test_prove_replay_takes_what_is_sound(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        proven = prove_replay(batches_of(max_extra=3))
+        proven = prove_replay(decoder_of(max_extra=3))
     assert proven.replay is not None
     assert "searches with replayed steps: a piece's log-probability differs by" in caplog.text
 
@@ -186,8 +186,8 @@ def test_prove_replay_leaves_a_mask_that_does_not_follow(
         own.position.copy_(after.position)
 
     monkeypatch.setattr(buffers, "keep", forgets)
-    batches = batches_of(CONFIGS["additive"], beam_size=2)
-    assert prove_replay(batches) is batches
+    decoder = decoder_of(CONFIGS["additive"], beam_size=2)
+    assert prove_replay(decoder) is decoder
     assert "searches with replayed steps: not taken: the log-probability of a piece differs by" in caplog.text
 
 
@@ -195,8 +195,8 @@ def test_prove_replay_leaves_what_ends_too_early(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its sums are right, but its translations are not the best."""
-    greedy = batches_of(beam_size=4)
-    monkeypatch.setattr(proof, "search_deviation", lambda batches: 0.0)
+    greedy = decoder_of(beam_size=4)
+    monkeypatch.setattr(proof, "search_deviation", lambda decoder: 0.0)
     monkeypatch.setattr(
         Replay, "__call__", lambda self, step, state, beams, rules: [[[Hypothesis([4], -50.0, True)]]] * len(beams.done)
     )
@@ -209,8 +209,8 @@ def test_prove_replay_leaves_what_raises(monkeypatch: pytest.MonkeyPatch, caplog
         raise RuntimeError("CUDA error: invalid argument\nmore")
 
     monkeypatch.setattr(replay, "advance", fails)
-    batches = batches_of()
-    assert prove_replay(batches) is batches
+    decoder = decoder_of()
+    assert prove_replay(decoder) is decoder
     assert caplog.messages == [
         "searches with replayed steps: not taken: RuntimeError: CUDA error: invalid argument more"
     ]
@@ -218,4 +218,4 @@ def test_prove_replay_leaves_what_raises(monkeypatch: pytest.MonkeyPatch, caplog
 
 def test_load_on_a_cpu_replays_nothing(tmp_path: Path, spm: bytes) -> None:
     run_dir = write_run(tmp_path / "run", spm, seed=1)
-    assert load(run_dir, device="cpu", cuda_graphs=True).batches.replay is None
+    assert load(run_dir, device="cpu", cuda_graphs=True).decoder.replay is None

@@ -40,7 +40,7 @@ BOTH = Tokenizers(LETTERS, LETTERS)
 
 
 class Answers:
-    """In the place of `Batches` and of a tokenizer: gives each of these sources its answer, which is one piece."""
+    """In the place of `BatchedDecoder` and of a tokenizer: gives each source its answer, which is one piece."""
 
     device, precision = torch.device("cpu"), Precision.fp64
 

@@ -26,14 +26,14 @@ from transformer.compute import multiplies_int8
 from transformer.config.primitives import to_json
 from transformer.config.settings import EngineType, ModelConfig, Precision, Quantization, Score, SearchConfig
 from transformer.data.tokenizer import read_models
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, TransformerError
 from transformer.files import build_once, open_regular, storage_error
 from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies, supported_types, version, write
 from transformer.integrations.engine.files import MARKS, is_usable, read_engine, seal
 from transformer.integrations.engine.parity import choose_sentences, compare
-from transformer.integrations.engine.searcher import EngineBatches, Searcher, temporary_folder
+from transformer.integrations.engine.searcher import EngineDecoder, Searcher, temporary_folder
 from transformer.numerics import FLOAT32_BOUND, excess, tolerance_of
 from transformer.plugins import install_command
 from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
@@ -90,8 +90,8 @@ def with_engine(translator: Translator, run: RunDir, checkpoint: Checkpoint) -> 
         quantization = Quantization.float32
         searcher = _searcher_of(translator, run, checkpoint, quantization=quantization)
     search = replace(translator.search, engine_type=EngineType(quantization.value))
-    batches = translator.batches.with_search(search)
-    return replace(translator, batches=EngineBatches(**vars(batches), searcher=searcher))
+    decoder = translator.decoder.with_search(search)
+    return replace(translator, decoder=EngineDecoder(**vars(decoder), searcher=searcher))
 
 
 def _searcher_of(
@@ -151,8 +151,8 @@ def _check(translator: Translator, run: RunDir, folder: Path, quantization: Quan
     """Raise InputError unless the engine computes what the model does, by forced and by greedy decoding, on a CPU."""
     model = copy.deepcopy(translator.model).cpu().float()
     search = SearchConfig(beam_size=1, max_extra=translator.search.max_extra)
-    batches = Batches.of(model, search, device=torch.device("cpu"), precision=Precision.fp32)
-    plain = Translator(translator.tokenizers, batches)
+    decoder = BatchedDecoder.of(model, search, device=torch.device("cpu"), precision=Precision.fp32)
+    plain = Translator(translator.tokenizers, decoder)
     sentences = choose_sentences(((text, None) for text in _texts(run, plain)), translator=plain, count=SENTENCES)
 
     vocabularies = Vocabularies.of(translator.tokenizers)
@@ -171,7 +171,7 @@ def _texts(run: RunDir, translator: Translator) -> Iterator[str]:
     with suppress(OSError), open_regular(run.text(DEV, SOURCE)) as file:
         yield from file.read(_FIRST_LINES).decode(errors="replace").split("\n")[:-1]
     draw = np.random.default_rng(0)
-    longest = max(1, min(LONGEST, translator.batches.max_positions // 2))
+    longest = max(1, min(LONGEST, translator.decoder.max_positions // 2))
     while True:
         ids = draw.integers(UNK + 1, translator.model.source_vocab_size, size=draw.integers(1, longest, endpoint=True))
         yield from translator.tokenizers.source.decode([ids.tolist()])

@@ -152,7 +152,7 @@ def compare(
     sources = [sentence.pieces for sentence in sentences]
     references = _references(sentences)
     if references is None:
-        most = translator.batches.max_positions - 1  # as forced decoding reads BOS in front of them
+        most = translator.decoder.max_positions - 1  # as forced decoding reads BOS in front of them
         targets = [best.tokens[:most] for best in _ours(translator, peer, sources, beam_size=1)]
     else:
         targets = translator.tokenizers.target.encode(references)

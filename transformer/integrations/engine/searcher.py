@@ -5,7 +5,7 @@ Its rules differ from those of `beam_search` in three places.
 - It ends a sentence at a number of finished hypotheses (without a length penalty: at the first that ranks first, when
   nothing better can follow), and those that are live then stay unknown. It finishes as many as
   the beam is wide, and half as many more where that matters; a source of which a longer one may still win has no result
-  here, and `EngineBatches` has torch search it.
+  here, and `EngineDecoder` has torch search it.
 - It ranks by log-probability / length^b: all that it has finished are ranked again by our penalty.
 - It has one maximum length for a batch, where ours depends on the source. A source that has too few hypotheses within
   its own maximum is searched again, with others of the same maximum.
@@ -28,7 +28,7 @@ import torch
 
 from transformer.compute import memory_errors_named
 from transformer.config.settings import TORCH, Quantization, SearchConfig
-from transformer.decoding.batches import Batches
+from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.errors import InputError
 from transformer.integrations.engine.ctranslate2 import Vocabularies, open_translator, version, write
@@ -44,15 +44,15 @@ LOSS_OF_A_PIECE = 0.7
 
 
 @dataclass(frozen=True)
-class EngineBatches(Batches):
+class EngineDecoder(BatchedDecoder):
     """One model that CTranslate2 searches with: samples, forced decoding and what it leaves are for torch."""
 
     searcher: "Searcher" = field(kw_only=True, repr=False)
 
     @property
-    def by_torch(self) -> Batches:
+    def by_torch(self) -> BatchedDecoder:
         """The same, as torch searches with it."""
-        return Batches(**{name: value for name, value in vars(self).items() if name != "searcher"})
+        return BatchedDecoder(**{name: value for name, value in vars(self).items() if name != "searcher"})
 
     def __reduce__(self) -> tuple[object, ...]:
         """What pickle and copy keep: the copy of the weights is made anew, too."""
@@ -63,7 +63,7 @@ class EngineBatches(Batches):
         """CTranslate2 with its version, and the type of the weights."""
         return f"CTranslate2 {self.searcher.version} in {self.searcher.quantization.value}"
 
-    def with_search(self, search: SearchConfig) -> Batches:
+    def with_search(self, search: SearchConfig) -> BatchedDecoder:
         """The same under other settings, by torch where they say so."""
         return replace(self if search.engine != TORCH else self.by_torch, search=search)
 
@@ -76,7 +76,7 @@ class EngineBatches(Batches):
         penalty: Callable[[int], float] | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> list[list[Hypothesis]]:
-        """See `Batches.hypotheses`."""
+        """See `BatchedDecoder.hypotheses`."""
         penalty = penalty or length_penalty(self.search.length_penalty)
         max_lengths = [self.max_length(source) for source in sources]
         asked = Asked(sources, max_lengths, prefixes, self.search.beam_size, n_best, penalty, check)
@@ -102,7 +102,7 @@ class EngineBatches(Batches):
     def sweep(
         self, sources: Sequence[list[int]], penalties: Sequence[Callable[[int], float]]
     ) -> list[list[Hypothesis]]:
-        """See `Batches.sweep`; by a search for each penalty."""
+        """See `BatchedDecoder.sweep`; by a search for each penalty."""
         by_penalty = [self.hypotheses(sources, n_best=1, penalty=penalty) for penalty in penalties]
         return [[best for [best] in of_source] for of_source in zip(*by_penalty, strict=True)]
 
@@ -306,7 +306,7 @@ class Searcher:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is searched for: see `Batches.hypotheses`."""
+    """What is searched for: see `BatchedDecoder.hypotheses`."""
 
     sources: Sequence[list[int]]
     max_lengths: Sequence[int]
@@ -347,9 +347,9 @@ class Asked:
         return any(last.log_prob - loss * (length - last.length) > best * self.penalty(length) for length in lengths)
 
 
-def _made_again(batches: Batches, vocabularies: Vocabularies, quantization: Quantization) -> EngineBatches:
-    searcher = Searcher.of(batches.models[0], vocabularies, quantization=quantization, device=batches.device)
-    return EngineBatches(**vars(batches), searcher=searcher)
+def _made_again(decoder: BatchedDecoder, vocabularies: Vocabularies, quantization: Quantization) -> EngineDecoder:
+    searcher = Searcher.of(decoder.models[0], vocabularies, quantization=quantization, device=decoder.device)
+    return EngineDecoder(**vars(decoder), searcher=searcher)
 
 
 def n_finished(beam_size: int) -> int:

@@ -51,7 +51,7 @@ class _Batch:
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchedDecoder:
     """A model made ready for inference, its search settings, and where and in which arithmetic it computes.
 
     Several models are an ensemble: at each step their probabilities are averaged. `of` makes one; the weights must stay
@@ -68,7 +68,9 @@ class Batches:
     replay: Replay | None = field(default=None, repr=False)  # takes the steps of a beam search, in place of the host
 
     @classmethod
-    def of(cls, model: Transformer, search: SearchConfig, *, device: torch.device, precision: Precision) -> "Batches":
+    def of(
+        cls, model: Transformer, search: SearchConfig, *, device: torch.device, precision: Precision
+    ) -> "BatchedDecoder":
         """With one model, which stays as it is: it may be in training, and go on once this is not used any more."""
         with _arithmetic(device, precision):
             ready = for_inference(model)
@@ -79,16 +81,16 @@ class Batches:
         replays = self.replay is not None
         return _of_all, (self.models, self.search, self.device, self.precision, self.is_plain, replays)
 
-    def joined(self, other: "Batches") -> "Batches":
+    def joined(self, other: "BatchedDecoder") -> "BatchedDecoder":
         """The ensemble of the models of both; search settings and arithmetic stay."""
         replay = None if self.replay is None or other.replay is None else Replay(self.device)
         return replace(self, models=self.models + other.models, ready=self.ready + other.ready, replay=replay)
 
-    def replayed(self) -> "Batches":
+    def replayed(self) -> "BatchedDecoder":
         """The same, but a GPU replays the steps of beam searches. Samples are drawn as before."""
         return replace(self, replay=Replay(self.device))
 
-    def with_search(self, search: SearchConfig) -> "Batches":
+    def with_search(self, search: SearchConfig) -> "BatchedDecoder":
         """The same under other search settings."""
         return replace(self, search=search)
 
@@ -314,9 +316,9 @@ def _of_all(
     precision: Precision,
     is_plain: bool,
     replays: bool,
-) -> Batches:
+) -> BatchedDecoder:
     """With these models, the first alone or an ensemble."""
-    first, *others = [Batches.of(model, search, device=device, precision=precision) for model in models]
+    first, *others = [BatchedDecoder.of(model, search, device=device, precision=precision) for model in models]
     for other in others:
         first = first.joined(other)
     return replace(first, is_plain=is_plain, replay=Replay(device) if replays else None)
