@@ -40,7 +40,7 @@ from transformer.kernels.packed_attention import triton_attention
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed
 from transformer.loss import smoothed_cross_entropy
-from transformer.model.attention import Look, attend
+from transformer.model.attention import AttentionSpec, attend
 from transformer.model.layers import AddNorm
 
 CACHE = 2**28  # bytes: no cache of a device is larger
@@ -446,7 +446,9 @@ def by_kernel(queries: Packed, keys: Packed, *, causal: bool) -> Callable[..., T
         scale = q.shape[-1] ** -0.5
         if queries.kernel is AttentionKernel.triton:
             return triton_attention(q, k, v, keys=of_queries, queries=of_keys, dropout=dropout, scale=scale)
-        return attend(q, k, v, Look(queries, keys, causal=causal, scale=scale, score_vector=None, dropout=dropout))
+        return attend(
+            q, k, v, AttentionSpec(queries, keys, causal=causal, scale=scale, score_vector=None, dropout=dropout)
+        )
 
     return run
 

@@ -339,7 +339,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformer.config.settings import AttentionKernel
 from transformer.data.packing import pack
-from transformer.model.attention import Look, attend
+from transformer.model.attention import AttentionSpec, attend
 
 role, length = sys.argv[1:]
 lengths = np.full((2, 2), 100 if length == "torch" else int(length))
@@ -351,8 +351,8 @@ if length == "torch":
     window = (-1, 0) if causal else (-1, -1)
     out = varlen_attn(q, k, v, queries.offsets, keys.offsets, 128, 128, scale=0.125, window_size=window)
 else:
-    look = Look(queries=queries, keys=keys, causal=causal, dropout=0.0, scale=0.125, score_vector=None)
-    out = attend(q, k, v, look)
+    spec = AttentionSpec(queries=queries, keys=keys, causal=causal, dropout=0.0, scale=0.125, score_vector=None)
+    out = attend(q, k, v, spec)
 out.backward(torch.zeros_like(out))
 print(json.dumps(sorted(name for name in sitecustomize.counted()["kernel"] if "flash" in name)))
 """

@@ -41,7 +41,7 @@ from transformer.kernels.ranges import LARGE, SMALL
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
-from transformer.model.attention import Look, attend, attend_sentences, attention_weights
+from transformer.model.attention import AttentionSpec, attend, attend_sentences, attention_weights
 from transformer.model.transformer import Transformer
 from transformer.training.step import Objective
 
@@ -158,9 +158,9 @@ def by_sentence(q: Tensor, k: Tensor, v: Tensor, *, queries: Packed, keys: Packe
     return out
 
 
-def look_of(queries: Packed, keys: Packed, *, causal: bool, dropout: float = 0.0) -> Look:
+def look_of(queries: Packed, keys: Packed, *, causal: bool, dropout: float = 0.0) -> AttentionSpec:
     """How the kernel looks at packed sentences."""
-    return Look(queries, keys, causal=causal, scale=SCALE, score_vector=None, dropout=dropout)
+    return AttentionSpec(queries, keys, causal=causal, scale=SCALE, score_vector=None, dropout=dropout)
 
 
 def parity(case: Case, kernel: AttentionKernel = AttentionKernel.triton, lengths: Any = None) -> list[float]:
@@ -192,7 +192,7 @@ def strided(kernel: AttentionKernel = AttentionKernel.triton) -> bool:
             inputs[0],
             inputs[1],
             inputs[2],
-            Look(queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None),
+            AttentionSpec(queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None),
         )
         results.append(out)
     upstream = draw(FEW_SLOTS, 2, 16, seed=4, dtype=torch.float32)
@@ -214,7 +214,7 @@ def empty_slots(kernel: AttentionKernel = AttentionKernel.triton, lengths: Any =
             inputs[0],
             inputs[1],
             inputs[2],
-            Look(queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None),
+            AttentionSpec(queries=queries, keys=keys, causal=False, dropout=0.0, scale=SCALE, score_vector=None),
         )
         results.append([out, *torch.autograd.grad(out, inputs, upstream)])
 
@@ -289,7 +289,7 @@ def dropout() -> dict[str, Any]:
             inputs[0],
             inputs[1],
             inputs[2],
-            Look(queries=queries, keys=keys, causal=False, dropout=DROPOUT, scale=SCALE, score_vector=None),
+            AttentionSpec(queries=queries, keys=keys, causal=False, dropout=DROPOUT, scale=SCALE, score_vector=None),
         )
         drawn.append(out.detach())
 

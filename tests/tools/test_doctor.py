@@ -522,7 +522,7 @@ def test_check_device_says_what_the_proof_finds(tmp_path: Path, monkeypatch: pyt
     (sound,) = check(True)
     assert (sound.level, "packed, not compiled, fp32 computes as the plain way does" in sound.found) == (Level.ok, True)
 
-    monkeypatch.setattr("transformer.model.attention._attend_in_groups", lambda q, k, v, look: 0.0 * q)
+    monkeypatch.setattr("transformer.model.attention._attend_in_groups", lambda q, k, v, spec: 0.0 * q)
     (faulty,) = check(True)
     assert faulty.level is Level.warning
     assert "padded, not compiled, fp32 computes as" in faulty.found

@@ -23,7 +23,7 @@ from transformer.decoding.forced import piece_log_probs
 from transformer.decoding.search import length_penalty
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.layout import Mask, Padded
-from transformer.model.attention import Look, attend
+from transformer.model.attention import AttentionSpec, attend
 from transformer.model.transformer import mask_dtype
 from transformer.numerics import DeviatesError, check, distance, failures_in_words, largest, tolerance_of
 from transformer.records import Proof
@@ -141,18 +141,18 @@ def attention_deviation(decoder: BatchedDecoder) -> float:
     queries = Padded.full_rows(SOURCES, beam_size, decoder.device)
     source = Padded.of([written - row for row in range(SOURCES)], written)
 
-    def look(visible: Tensor, seen: Tensor) -> Look:
+    def spec(visible: Tensor, seen: Tensor) -> AttentionSpec:
         mask = Mask.of(visible.to(decoder.device), mask_dtype(seen))
-        return Look(queries, mask, causal=False, scale=config.key_width**-0.5, score_vector=None, dropout=0.0)
+        return AttentionSpec(queries, mask, causal=False, scale=config.key_width**-0.5, score_vector=None, dropout=0.0)
 
     deviations = []
     for visible in (is_past, source.visible().unsqueeze(1)):
         with torch.no_grad():
             with sdpa_kernel(SDPBackend.MATH):
-                plain = attend(q, k, v, look(visible, k))
+                plain = attend(q, k, v, spec(visible, k))
             with sdpa_kernel(SDPBackend.MATH) if decoder.is_plain else nullcontext():
                 dtype = product_dtype(decoder.precision)
-                found = attend(q.to(dtype), k.to(dtype), v.to(dtype), look(visible, k.to(dtype)))
+                found = attend(q.to(dtype), k.to(dtype), v.to(dtype), spec(visible, k.to(dtype)))
         deviations.append(distance([found], [plain]))
     return largest(deviations)
 

@@ -142,7 +142,7 @@ def _visible_keys(queries: Padded, keys: Padded, *, causal: bool) -> Tensor | No
 
 
 @dataclass(frozen=True)
-class Look:
+class AttentionSpec:
     """How queries look at keys: which of them they see, how the two are scored, and the dropout on the weights."""
 
     queries: Layout
@@ -153,23 +153,23 @@ class Look:
     dropout: float
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """`attention_weights(q, k, ...) @ v`, with dropout on the weights, by the fastest form that there is.
 
     Padded: q `(B, T, H, d_k)`, k `(B, S, H, d_k)`, v `(B, S, H, d_v)` -> `(B, T, H, d_v)`. Packed: `(N, H, ...)` each,
     and empty slots become zero.
     """
     # Sentences end to end: one kernel for all of them, or one padded batch after the other.
-    if isinstance(look.queries, Packed):
-        has_groups = look.queries.groups is not None
-        return _attend_in_groups(q, k, v, look) if has_groups else _attend_packed_kernel(q, k, v, look)
+    if isinstance(spec.queries, Packed):
+        has_groups = spec.queries.groups is not None
+        return _attend_in_groups(q, k, v, spec) if has_groups else _attend_packed_kernel(q, k, v, spec)
 
     # One sentence a row. No kernel computes the additive score, and none is in an exported graph; all else is speed.
-    if look.score_vector is not None or _has_few_queries(q) or is_exporting():
-        return _attend_plain(q, k, v, look)
-    if _prefers_dense(q) and not isinstance(look.keys, Mask):
-        return _attend_dense(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), look).transpose(1, 2)
-    return _attend_sdpa(q, k, v, look)
+    if spec.score_vector is not None or _has_few_queries(q) or is_exporting():
+        return _attend_plain(q, k, v, spec)
+    if _prefers_dense(q) and not isinstance(spec.keys, Mask):
+        return _attend_dense(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), spec).transpose(1, 2)
+    return _attend_sdpa(q, k, v, spec)
 
 
 _FEW_QUERIES = 8  # at most so many of each sentence: in a search, one for each hypothesis
@@ -194,34 +194,34 @@ def _prefers_dense(q: Tensor) -> bool:
     return q.device.type == "cpu" and q.dtype.itemsize == 2 and torch.is_grad_enabled()
 
 
-def _attend_packed_kernel(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+def _attend_packed_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """All packed sentences by the kernel that their layout names, which reads them as they lie.
 
     No kernel computes the additive score, and only those in Triton have dropout.
     """
-    queries = look.queries
-    keys = look.keys
+    queries = spec.queries
+    keys = spec.keys
     assert isinstance(queries, Packed)
     assert isinstance(keys, Packed)
-    assert look.score_vector is None
+    assert spec.score_vector is None
     if queries.kernel is AttentionKernel.varlen:
-        assert look.dropout == 0.0
-        return _attend_varlen(q, k, v, queries, keys, look)
+        assert spec.dropout == 0.0
+        return _attend_varlen(q, k, v, queries, keys, spec)
     if queries.kernel is AttentionKernel.sentences:
-        return attend_sentences([q, k, v], look)
+        return attend_sentences([q, k, v], spec)
 
     key_ranges = queries.ranges_in(keys)
     query_ranges = keys.ranges_in(queries)
-    if look.causal:
+    if spec.causal:
         key_ranges = key_ranges.up_to_itself()
         query_ranges = query_ranges.from_itself()
-    return triton_attention(q, k, v, keys=key_ranges, queries=query_ranges, dropout=look.dropout, scale=look.scale)
+    return triton_attention(q, k, v, keys=key_ranges, queries=query_ranges, dropout=spec.dropout, scale=spec.scale)
 
 
 _BEYOND = 2**30  # positions: no sentence is as long
 
 
-def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, look: Look) -> Tensor:
+def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, spec: AttentionSpec) -> Tensor:
     """All packed sentences by torch's kernel, which is FlashAttention.
 
     The kernel neither reads nor writes empty slots, in both passes: whatever they hold is replaced by zeros. From 2.14
@@ -242,17 +242,17 @@ def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packe
         keys.offsets,
         queries.longest,
         keys.longest,
-        scale=look.scale,
-        window_size=(-1, 0) if look.causal else (_BEYOND, _BEYOND),
+        scale=spec.scale,
+        window_size=(-1, 0) if spec.causal else (_BEYOND, _BEYOND),
     )
     assert isinstance(out, Tensor)
     return torch.where(real_queries, out, zero)
 
 
-def attend_sentences(operands: list[Tensor], look: Look) -> Tensor:
+def attend_sentences(operands: list[Tensor], spec: AttentionSpec) -> Tensor:
     """All packed sentences by the kernel that takes them whole: q, k and v, some perhaps in one tensor, as there."""
-    queries = look.queries
-    keys = look.keys
+    queries = spec.queries
+    keys = spec.keys
     assert isinstance(queries, Packed)
     assert isinstance(keys, Packed)
     assert queries.tiles is not None
@@ -265,23 +265,23 @@ def attend_sentences(operands: list[Tensor], look: Look) -> Tensor:
         owners=(queries.tiles.owner, keys.tiles.owner),
         offsets=(queries.offsets, keys.offsets),
         longest=queries.longest,
-        causal=look.causal,
-        dropout=look.dropout,
-        scale=look.scale,
+        causal=spec.causal,
+        dropout=spec.dropout,
+        scale=spec.scale,
     )
 
 
-def _attend_in_groups(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+def _attend_in_groups(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """Packed sentences as small padded batches of similar lengths, one after the other."""
-    assert isinstance(look.queries, Packed)
-    assert isinstance(look.keys, Packed)
-    queries = look.queries.groups
-    keys = look.keys.groups
+    assert isinstance(spec.queries, Packed)
+    assert isinstance(spec.keys, Packed)
+    queries = spec.queries.groups
+    keys = spec.keys.groups
     assert queries is not None
     assert keys is not None
 
     # Batched products read `(b, H, t, K)`: for them, padding and transposing are one gather.
-    is_dense = look.score_vector is None and _prefers_dense(q)
+    is_dense = spec.score_vector is None and _prefers_dense(q)
     if is_dense:
         padded = (queries.pad_heads(q), keys.pad_heads(k), keys.pad_heads(v))
     else:
@@ -289,53 +289,53 @@ def _attend_in_groups(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
 
     outputs = []
     for group_q, group_k, group_v, of_queries, of_keys in zip(*padded, queries.layouts, keys.layouts, strict=True):
-        of_group = replace(look, queries=of_queries, keys=of_keys)
+        of_group = replace(spec, queries=of_queries, keys=of_keys)
         attend_group = _attend_dense if is_dense else attend
         outputs.append(attend_group(group_q, group_k, group_v, of_group))
     return queries.unpad_heads(outputs) if is_dense else queries.unpad(outputs)
 
 
-def _padded(look: Look) -> tuple[Padded, Padded | Mask]:
+def _padded(spec: AttentionSpec) -> tuple[Padded, Padded | Mask]:
     """The two layouts, where each sentence is a row."""
-    assert isinstance(look.queries, Padded)
-    assert not isinstance(look.keys, Packed)
-    return look.queries, look.keys
+    assert isinstance(spec.queries, Padded)
+    assert not isinstance(spec.keys, Packed)
+    return spec.queries, spec.keys
 
 
-def _attend_plain(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+def _attend_plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """The formula itself: the weights, and their product with the values."""
-    queries, keys = _padded(look)
+    queries, keys = _padded(spec)
     weights = attention_weights(
         q,
         k,
         queries=queries,
         keys=keys,
-        causal=look.causal,
-        scale=look.scale,
-        score_vector=look.score_vector,
+        causal=spec.causal,
+        scale=spec.scale,
+        score_vector=spec.score_vector,
     )
-    weights = F.dropout(weights, look.dropout).to(v.dtype)  # (B, H, T, S)
+    weights = F.dropout(weights, spec.dropout).to(v.dtype)  # (B, H, T, S)
 
     out = weights @ v.transpose(1, 2)  # (B, H, T, d_v)
     return out.transpose(1, 2)  # (B, T, H, d_v)
 
 
-def _attend_dense(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+def _attend_dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """Batched products with the backward pass of `kernels.attention`: `(B, H, T, K)` in and out."""
-    queries, keys = _padded(look)
+    queries, keys = _padded(spec)
     assert isinstance(keys, Padded)
-    visible = _visible_keys(queries, keys, causal=look.causal)
+    visible = _visible_keys(queries, keys, causal=spec.causal)
     masked = None if visible is None else ~visible
-    return dense_attention(q, k, v, masked=masked, scale=look.scale, dropout=look.dropout)
+    return dense_attention(q, k, v, masked=masked, scale=spec.scale, dropout=spec.dropout)
 
 
-def _attend_sdpa(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+def _attend_sdpa(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """torch's `scaled_dot_product_attention`, which chooses its own kernel, and makes the causal mask itself."""
-    queries, keys = _padded(look)
+    queries, keys = _padded(spec)
     mask = None  # of numbers, or of truths
     if isinstance(keys, Mask):
         mask = keys.numbers
-    elif not look.causal:
+    elif not spec.causal:
         mask = _visible_keys(queries, keys, causal=False)
 
     out = F.scaled_dot_product_attention(
@@ -343,9 +343,9 @@ def _attend_sdpa(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=mask,
-        dropout_p=look.dropout,
-        is_causal=look.causal,
-        scale=look.scale,
+        dropout_p=spec.dropout,
+        is_causal=spec.causal,
+        scale=spec.scale,
     )  # (B, H, T, d_v)
     return out.transpose(1, 2)  # (B, T, H, d_v)
 
@@ -489,17 +489,17 @@ class MultiHeadAttention(nn.Module):
 
         has_queries = kv.joined.shape[1] == 3
         operands = [kv.joined] if has_queries else [self._heads(self.W_q(x)), kv.joined]
-        heads = attend_sentences(operands, self._look(queries, keys, causal=causal))  # (N, H, d_v)
+        heads = attend_sentences(operands, self._spec(queries, keys, causal=causal))  # (N, H, d_v)
         return self.W_o(heads.flatten(-2))
 
     def read(self, q: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout | Mask, causal: bool) -> Tensor:
         """As `forward`, with queries `(..., H, d_k)` that were projected before."""
-        heads = attend(q, kv.keys, kv.values, self._look(queries, keys, causal=causal))  # (..., H, d_v)
+        heads = attend(q, kv.keys, kv.values, self._spec(queries, keys, causal=causal))  # (..., H, d_v)
         return self.W_o(heads.flatten(-2))  # (..., D)
 
-    def _look(self, queries: Layout, keys: Layout | Mask, *, causal: bool) -> Look:
+    def _spec(self, queries: Layout, keys: Layout | Mask, *, causal: bool) -> AttentionSpec:
         """How this module looks at keys."""
-        return Look(
+        return AttentionSpec(
             queries=queries,
             keys=keys,
             causal=causal,

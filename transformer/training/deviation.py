@@ -20,7 +20,7 @@ from transformer.data.store import Ids, Store
 from transformer.distributed import unsynchronised
 from transformer.layout import Packed
 from transformer.loss import smoothed_cross_entropy
-from transformer.model.attention import Look, attend
+from transformer.model.attention import AttentionSpec, attend
 from transformer.model.transformer import Transformer
 from transformer.numerics import DeviatesError, Tolerance, check, distance, norm, relative, tolerance_of
 from transformer.records import Resolved
@@ -174,7 +174,9 @@ def _roles(batch: Batch) -> list[_Role]:
 def _attend_randomly(role: _Role, config: ModelConfig, *, dtype: torch.dtype) -> list[Tensor]:
     """What attention gives for random queries `(N, H, d_k)`, keys and values, and the gradients of the three."""
     scale = config.key_width**-0.5
-    look = Look(queries=role.queries, keys=role.keys, causal=role.causal, scale=scale, score_vector=None, dropout=0.0)
+    spec = AttentionSpec(
+        queries=role.queries, keys=role.keys, causal=role.causal, scale=scale, score_vector=None, dropout=0.0
+    )
 
     draw = torch.Generator().manual_seed(0)
     of_queries, of_keys = (len(layout.positions()) for layout in (role.queries, role.keys))
@@ -185,7 +187,7 @@ def _attend_randomly(role: _Role, config: ModelConfig, *, dtype: torch.dtype) ->
         .requires_grad_()
         for slots, width in widths
     )
-    out = attend(q, k, v, look)
+    out = attend(q, k, v, spec)
     upstream = torch.randn(out.shape, generator=draw).to(out.device, dtype)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), upstream)]
 

@@ -19,9 +19,9 @@ from transformer.kernels.attention import dense_attention
 from transformer.layout import Layout, Mask, Packed, Padded
 from transformer.model import attention
 from transformer.model.attention import (
+    AttentionSpec,
     KeyValueCache,
     KeyValues,
-    Look,
     MultiHeadAttention,
     additive_scores,
     attend,
@@ -212,7 +212,7 @@ def test_attention_weights_come_from_a_softmax_in_fp32_at_least(
 def test_attend_to_itself_is_eq1(score: Score, lengths: list[int], causal: bool, d_k: int, d_v: int) -> None:
     q, k, v = draw_qkv(3, 5, 5, d_k, d_v)
     layout, options = Padded.of(lengths, 5), how(score, d_k)
-    ours = attend(q, k, v, Look(queries=layout, keys=layout, causal=causal, dropout=0.0, **options))
+    ours = attend(q, k, v, AttentionSpec(queries=layout, keys=layout, causal=causal, dropout=0.0, **options))
     assert ours.shape == (3, 5, HEADS, d_v)
     vector = options["score_vector"]
     theirs = eq1(q, k, v, visible_keys(lengths, 5, 5, causal=causal), score, vector)
@@ -232,7 +232,7 @@ def test_attend_over_another_sequence_is_eq1(
     q, k, v = draw_qkv(2, t, s, d_k, d_v)
     layouts: dict[str, Any] = {"queries": Padded.of(targets, t), "keys": Padded.of(sources, s)}
     options = how(score, d_k)
-    ours = attend(q, k, v, Look(**layouts, causal=False, dropout=0.0, **options))
+    ours = attend(q, k, v, AttentionSpec(**layouts, causal=False, dropout=0.0, **options))
     vector = options["score_vector"]
     theirs = eq1(q, k, v, visible_keys(sources, t, s, causal=False), score, vector)
     upstream = torch.randn(2, t, HEADS, d_v, generator=torch.Generator().manual_seed(4)) * real(targets, t)
@@ -245,7 +245,9 @@ def test_attend_over_a_padded_batch_is_torchs_function_on_each_sentence_alone(ca
     lengths = [5, 2, 3]
     q, k, v = draw_qkv(3, 5, 5, d_k, d_v)
     layout = Padded.of(lengths, 5)
-    ours = attend(q, k, v, Look(queries=layout, keys=layout, causal=causal, dropout=0.0, **how(Score.scaled, d_k)))
+    ours = attend(
+        q, k, v, AttentionSpec(queries=layout, keys=layout, causal=causal, dropout=0.0, **how(Score.scaled, d_k))
+    )
     theirs = torch.zeros_like(ours)
     for row, n in enumerate(lengths):
         one_q, one_k, one_v = (x[row : row + 1, :n].transpose(1, 2) for x in (q, k, v))
@@ -263,7 +265,11 @@ def test_attend_gives_a_weighted_mean_computed_by_hand(causal: bool) -> None:
     v = torch.tensor([[8.0], [16.0]]).view(1, 2, 1, 1)
     layout = Padded.of([2], 2)
     options: dict[str, Any] = {"scale": 0.5, "score_vector": None}
-    out = attend(q, k, v, Look(queries=layout, keys=layout, causal=causal, dropout=0.0, **options)).flatten().tolist()
+    out = (
+        attend(q, k, v, AttentionSpec(queries=layout, keys=layout, causal=causal, dropout=0.0, **options))
+        .flatten()
+        .tolist()
+    )
     assert out == pytest.approx([8.0 if causal else 10.0, 10.0], rel=1e-12)
 
 
@@ -272,7 +278,7 @@ def test_attend_gives_a_weighted_mean_computed_by_hand(causal: bool) -> None:
 def test_attend_is_finite_in_an_empty_slot_which_contributes_nothing(score: Score, causal: bool) -> None:
     q, k, v = draw_qkv(3, 4, 4, 3, 5)
     layout, options = Padded.of([4, 0, 2], 4), how(score, 3)
-    out = attend(q, k, v, Look(queries=layout, keys=layout, causal=causal, dropout=0.0, **options))
+    out = attend(q, k, v, AttentionSpec(queries=layout, keys=layout, causal=causal, dropout=0.0, **options))
     assert bool(out.isfinite().all())
     assert torch.equal(out[1, 0], v[1, 0])  # it sees itself
     for gradient in torch.autograd.grad(out.sum(), [q, k, v], retain_graph=True):  # even if somebody looked at it
@@ -285,7 +291,7 @@ def test_attend_is_finite_in_an_empty_slot_which_contributes_nothing(score: Scor
         q[others],
         k[others],
         v[others],
-        Look(queries=layout.select(others), keys=layout.select(others), causal=causal, dropout=0.0, **options),
+        AttentionSpec(queries=layout.select(others), keys=layout.select(others), causal=causal, dropout=0.0, **options),
     )
     torch.testing.assert_close(out[0], alone[0], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(out[2, :2], alone[1, :2], rtol=1e-12, atol=1e-12)
@@ -295,7 +301,7 @@ def test_attend_is_finite_in_an_empty_slot_which_contributes_nothing(score: Scor
 def test_attend_over_an_empty_source_is_finite(score: Score) -> None:
     q, k, v = draw_qkv(2, 3, 4, 3, 5)
     layouts: dict[str, Any] = {"queries": Padded.of([3, 3], 3), "keys": Padded.of([0, 4], 4)}
-    out = attend(q, k, v, Look(**layouts, causal=False, dropout=0.0, **how(score, 3)))
+    out = attend(q, k, v, AttentionSpec(**layouts, causal=False, dropout=0.0, **how(score, 3)))
     assert bool(out.isfinite().all())
     for gradient in torch.autograd.grad(out.sum(), [q, k, v]):
         assert bool(gradient.isfinite().all())
@@ -314,11 +320,15 @@ def test_attend_drops_weights_and_keeps_their_mean(score: Score, causal: bool, s
     if score is Score.additive:
         options["score_vector"] = options["score_vector"][:1].to(dtype)
     v = torch.eye(s, dtype=dtype).view(*rows, 1, s)
-    plain = attend(q, k, v, Look(queries=layout, keys=layout, causal=causal, dropout=0.0, **options)).view(s, s)
+    plain = attend(q, k, v, AttentionSpec(queries=layout, keys=layout, causal=causal, dropout=0.0, **options)).view(
+        s, s
+    )
     torch.manual_seed(3)
     share = []
     for _ in range(20):
-        dropped = attend(q, k, v, Look(queries=layout, keys=layout, causal=causal, dropout=p, **options)).view(s, s)
+        dropped = attend(q, k, v, AttentionSpec(queries=layout, keys=layout, causal=causal, dropout=p, **options)).view(
+            s, s
+        )
         kept = dropped != 0
         unit = 1e-12 if dtype == torch.float64 else 2**-6
         torch.testing.assert_close(dropped[kept], plain[kept] / (1 - p), rtol=unit, atol=0)
@@ -391,7 +401,7 @@ def test_attend_over_packed_sentences_is_eq1_on_each_alone(
         for x, side in zip(inputs, (0, 1, 1), strict=True):
             x[sum(pair[side] for pair in lengths) :] = math.nan
     q, k, v = inputs
-    ours = attend(q, k, v, Look(queries=layouts[0], keys=layouts[1], causal=causal, dropout=0.0, **options))
+    ours = attend(q, k, v, AttentionSpec(queries=layouts[0], keys=layouts[1], causal=causal, dropout=0.0, **options))
     theirs = alone(q, k, v, spans_of(lengths), causal=causal, score=score, vector=vector)
     upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(4))  # empty slots are asked too
     assert_same(ours, theirs, [q, k, v] + [vector] * (vector is not None), upstream)
@@ -451,7 +461,7 @@ def test_attend_is_attention_weights_times_values(
 
     q, k, v, *vector = inputs
     options |= {"queries": sides[0], "keys": sides[1], "causal": role == "causal"}
-    ours = attend(q, k, v, Look(dropout=0.0, **options | {"score_vector": vector[0] if vector else None}))
+    ours = attend(q, k, v, AttentionSpec(dropout=0.0, **options | {"score_vector": vector[0] if vector else None}))
     q, k, v, *vector = exact
     theirs = weights_times_values(q, k, v, **options | {"score_vector": vector[0] if vector else None})
 
@@ -481,13 +491,16 @@ def test_attend_in_half_precision_is_eq1_but_for_rounding(
     if layout == "packed":
         of_q, of_k = packed_layouts(lengths, (14, 14))
         ours = attend(
-            inputs[0], inputs[1], inputs[2], Look(queries=of_q, keys=of_k, causal=causal, dropout=0.0, **options)
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            AttentionSpec(queries=of_q, keys=of_k, causal=causal, dropout=0.0, **options),
         )
     else:
         full = Padded.full_rows(2, 7, torch.device("cpu"))
         rows = [x.view(2, 7, HEADS, 8) for x in inputs]
         ours = attend(
-            rows[0], rows[1], rows[2], Look(queries=full, keys=full, causal=causal, dropout=0.0, **options)
+            rows[0], rows[1], rows[2], AttentionSpec(queries=full, keys=full, causal=causal, dropout=0.0, **options)
         ).flatten(0, 1)
     assert ours.dtype == dtype
     exact = [x.detach().double().requires_grad_() for x in [*inputs, *([] if vector is None else [vector])]]
@@ -523,7 +536,7 @@ def test_attend_uses_the_kernel_of_low_precision_where_it_pays(
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in draw_qkv(2, 3, 3, 4, 4))
     layout = Padded.of([3, 2], 3)
     with torch.set_grad_enabled(with_gradient):
-        attend(q, k, v, Look(queries=layout, keys=layout, causal=False, dropout=0.0, **how(Score.scaled, 4)))
+        attend(q, k, v, AttentionSpec(queries=layout, keys=layout, causal=False, dropout=0.0, **how(Score.scaled, 4)))
     assert len(calls) == expected
 
 
@@ -614,7 +627,7 @@ def test_attend_shows_a_hypothesis_its_own_past_alone(sentences: int, dtype: tor
             q,
             k,
             v,
-            Look(
+            AttentionSpec(
                 queries=Padded.full_rows(sentences, 3, q.device),
                 keys=Mask.of(is_past, mask_dtype(k)),
                 causal=False,

@@ -62,7 +62,7 @@ from transformer.kernels.ranges import Ranges
 from transformer.kernels.triton_loss import triton_linear_cross_entropy
 from transformer.layout import Packed, Padded
 from transformer.loss import smoothed_cross_entropy
-from transformer.model.attention import Look, attend
+from transformer.model.attention import AttentionSpec, attend
 from transformer.model.transformer import Transformer
 from transformer.records import Progress
 from transformer.training.cuda_graphs import GraphedComputation
@@ -175,7 +175,7 @@ def test_packed_attention_is_eq1_on_each_sentence(
         inputs[0],
         inputs[1],
         inputs[2],
-        Look(
+        AttentionSpec(
             queries=layouts[0],
             keys=layouts[1],
             causal=role == "causal",
@@ -226,7 +226,7 @@ def test_transformer_leaks_nothing_of_empty_slots(dtype: torch.dtype, causal: bo
         filled[:, 11:] = filler
         *inputs, upstream = filled.unbind(0)
         inputs = [x.clone().requires_grad_() for x in inputs]
-        out = attend(inputs[0], inputs[1], inputs[2], Look(**how))
+        out = attend(inputs[0], inputs[1], inputs[2], AttentionSpec(**how))
         return [out.detach(), *torch.autograd.grad(out, inputs, upstream)]
 
     for clean, filled in zip(run(0.0), run(float("nan")), strict=True):
@@ -285,7 +285,7 @@ def attention_and_formula(
             q,
             k,
             v,
-            Look(
+            AttentionSpec(
                 queries=queries, keys=keys, causal=role == "causal", dropout=0.0, scale=width**-0.5, score_vector=None
             ),
         )
@@ -338,8 +338,8 @@ def test_sentence_attention_drops_what_triton_attention_drops() -> None:
         queries, keys = short_sentences("cross", kernel)
         ours = [x.clone().requires_grad_() for x in inputs]
         torch.manual_seed(1)
-        look = Look(queries=queries, keys=keys, causal=False, dropout=0.25, scale=0.125, score_vector=None)
-        out = attend(ours[0], ours[1], ours[2], look)
+        spec = AttentionSpec(queries=queries, keys=keys, causal=False, dropout=0.25, scale=0.125, score_vector=None)
+        out = attend(ours[0], ours[1], ours[2], spec)
         found.append([out.detach(), *torch.autograd.grad(out, ours, upstream)])
     for one, other in zip(*found, strict=True):
         assert error(one, other.to(CPU, torch.float64)) < 3e-2

@@ -124,25 +124,25 @@ def found(folder: Path) -> Any:
 Attend = Callable[..., Tensor]
 
 
-def raises(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
+def raises(attend: Attend, q: Tensor, k: Tensor, v: Tensor, spec: Any) -> Tensor:
     raise RuntimeError("CUDA error: no kernel image is available\nfor execution on the device")
 
 
-def gives_nan(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
-    return attend(q, k, v, look) * math.nan
+def gives_nan(attend: Attend, q: Tensor, k: Tensor, v: Tensor, spec: Any) -> Tensor:
+    return attend(q, k, v, spec) * math.nan
 
 
-def forgets_the_mask(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
-    return attend(q, k, v, replace(look, causal=False))
+def forgets_the_mask(attend: Attend, q: Tensor, k: Tensor, v: Tensor, spec: Any) -> Tensor:
+    return attend(q, k, v, replace(spec, causal=False))
 
 
-def scales_wrong(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
-    return attend(q, k, v, replace(look, scale=1.05 * look.scale))
+def scales_wrong(attend: Attend, q: Tensor, k: Tensor, v: Tensor, spec: Any) -> Tensor:
+    return attend(q, k, v, replace(spec, scale=1.05 * spec.scale))
 
 
-def drops_keys(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
+def drops_keys(attend: Attend, q: Tensor, k: Tensor, v: Tensor, spec: Any) -> Tensor:
     kept = (torch.arange(len(k)) % 8 != 7)[:, None, None]
-    return attend(q, torch.where(kept, k, 0.0), torch.where(kept, v, 0.0), look)
+    return attend(q, torch.where(kept, k, 0.0), torch.where(kept, v, 0.0), spec)
 
 
 @contextmanager
@@ -290,11 +290,11 @@ def test_proof_compares_as_much_as_memory_holds(
     """The same way is taken, and the losses are those of a training that compares nothing."""
     asked = []
 
-    def runs_out(attend: Attend, q: Tensor, k: Tensor, v: Tensor, look: Any) -> Tensor:
+    def runs_out(attend: Attend, q: Tensor, k: Tensor, v: Tensor, spec: Any) -> Tensor:
         asked.append(len(q))
         if len(q) > 300:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return attend(q, k, v, look)
+        return attend(q, k, v, spec)
 
     with faulty(runs_out):
         folder = run(job(tmp_path / "a", corpus, max_tokens=256))

@@ -33,7 +33,7 @@ from transformer.data.loader import Step
 from transformer.data.plan import split_step
 from transformer.data.store import Store
 from transformer.layout import Packed, Padded
-from transformer.model.attention import Look
+from transformer.model.attention import AttentionSpec
 from transformer.model.transformer import Transformer
 from transformer.training.muon import orthogonal
 from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
@@ -747,16 +747,16 @@ def test_objective_evaluates_without_the_logits_of_the_whole_batch(monkeypatch: 
 def test_objective_compiles_packed_batches_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where attention over packed sentences is one kernel; a plain formula stands in for it here."""
 
-    def one_kernel(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, look: Look) -> Tensor:
+    def one_kernel(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, spec: AttentionSpec) -> Tensor:
         def sentence(layout: Packed) -> Tensor:
             return torch.searchsorted(
                 layout.offsets, torch.arange(len(layout.position_ids), dtype=torch.int32), right=True
             )
 
         seen = (sentence(queries)[:, None] == sentence(keys)) & keys.is_real()
-        if look.causal:
+        if spec.causal:
             seen = seen & (queries.position_ids[:, None] >= keys.position_ids)
-        scores = torch.einsum("qhd,khd->hqk", q, k) * look.scale
+        scores = torch.einsum("qhd,khd->hqk", q, k) * spec.scale
         weights = scores.masked_fill(~seen, -1e30).softmax(-1) * queries.is_real()[:, None]
         return torch.einsum("hqk,khd->qhd", weights, v)
 
