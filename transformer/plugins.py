@@ -44,12 +44,18 @@ Kind: TypeAlias = Literal[
     "format", "corpora", "screen", "search", "tracker", "models", "judges", "score", "lines", "command"
 ]
 
+_TABLES = "transformer.data.table"
 _INTEGRATIONS = "transformer.integrations"
 _TOOLS = "transformer.tools"
 
 # By kind and name: a module, or `module:object`. The commands of `tools/` and `integrations/` are in `cli.commands`.
 OWN: Mapping[str, Mapping[str, str]] = {
-    "format": {"tmx": f"{_INTEGRATIONS}.tmx:read_tmx"},
+    "format": {
+        "tsv": f"{_TABLES}:read_tsv",
+        "jsonl": f"{_TABLES}:read_json_lines",
+        "parquet": f"{_TABLES}:read_parquet",
+        "tmx": f"{_INTEGRATIONS}.tmx:read_tmx",
+    },
     "corpora": {"mtdata": f"{_INTEGRATIONS}.mtdata"},
     "screen": {"doctor": f"{_TOOLS}.detectors.cleaning"},
     "search": {"torch": "transformer.decoding.backend", "ctranslate2": f"{_INTEGRATIONS}.engine.make"},

@@ -30,11 +30,6 @@ def plain_name(name: str) -> str:
     return stem if suffix in COMPRESSIONS else name
 
 
-def with_compressions(suffix: str) -> tuple[str, ...]:
-    """How the names of files of one kind may end."""
-    return (suffix, *(suffix + compression for compression in COMPRESSIONS))
-
-
 def damaged(path: Path, line: int, error: Exception) -> InputError:
     """The error to raise for one of DAMAGE, which came up at this line."""
     if isinstance(error, OSError) and error.errno is not None:

@@ -1,6 +1,6 @@
 """Where sentence pairs come from: text files, tables, a test set of sacreBLEU, a corpus of mtdata's or of the hub.
 
-    PairConfig (data.train, data.dev, ...)  --resolve_source-->  Source: files on this machine  --pairs-->  pairs
+    PairConfig (data.train, data.dev, ...)  --one of READERS-->  Source: files on this machine  --pairs-->  pairs
 
 A hub data set is streamed into two text files beside the prepared corpora, once, at one revision; from then on it is
 read from there, without the network, until that copy is deleted. So neither memory nor the hub's own cache grows with
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from glob import has_magic
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from transformer import plugins
 from transformer.config.primitives import from_json, to_json
@@ -31,7 +31,7 @@ from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import Pair, read_pairs, with_tag
 from transformer.data.hub import dataset_revision, first_cause
 from transformer.data.shards import Shard, find_files, is_of_language, list_folder, pair_up
-from transformer.data.table import BLOCK, Columns, default_columns, is_table, pairs_of, read_table
+from transformer.data.table import BLOCK, TABLES, Columns, default_columns, format_of, pairs_of, read_table
 from transformer.data.testset import find_test_set, is_test_set
 from transformer.errors import InputError, StorageError, TransformerError
 from transformer.files import build_once, encode_json, open_regular, read_json, sync, write_new
@@ -39,10 +39,9 @@ from transformer.files import build_once, encode_json, open_regular, read_json, 
 COPY_FILES = ("source.txt", "target.txt")
 ABOUT = "about.json"
 
-# The readers of `datasets` that open no other files than those of a split; that of .toml opens what lies beside them.
-READERS = ("arrow", "csv", "json", "parquet", "text", "webdataset")
+# What of `datasets` opens no other files than those of a split; its reader of .toml opens what lies beside them.
+HUB_FORMATS = ("arrow", "csv", "json", "parquet", "text", "webdataset")
 
-_NO_TABLE = "not a .tsv, .jsonl, .parquet or .tmx file"
 _SPLIT = re.compile(r"(train|valid|validation|dev|test)(?![a-z])", re.IGNORECASE)  # how the files of a split are called
 
 log = logging.getLogger(__name__)
@@ -181,47 +180,92 @@ def store_beside(run_dir: str) -> Path:
     return Path(os.path.normpath(Path(run_dir, ".."))) / ".store"  # a Path's own parent of "." is "."
 
 
+# ---- what a configuration names -------------------------------------------------------------------------------------
+
+
+class Named(NamedTuple):
+    """A set as a configuration names it."""
+
+    pair: PairConfig
+    key: str  # of the configuration
+    languages: Columns  # the columns' names where none are given
+    copies: Path  # the folder of copies
+
+
+class Reader(NamedTuple):
+    """A kind of text: which sets are of it, and how their files are found. Finding them raises InputError.
+
+    What is copied is copied unless it is there, which raises StorageError where no copy can be written.
+    """
+
+    claims: Callable[[PairConfig], bool]
+    find: Callable[[Named], Source]
+    unused: Sequence[str] = ()  # keys that do not apply
+    is_copied: bool = False  # before it is read
+
+
 def resolve_source(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -> Source:
     """The files that a configuration names under `key`; what is copied is copied to `store_dir` unless it is there.
 
     `languages` are the columns' names where none are given. Raises InputError, and StorageError where no copy can be
     written.
     """
-    return replace(_find(pair, key, languages=languages, store_dir=store_dir), tag=pair.tag)
+    reader = _reader_of(pair)
+    _refuse_unused(pair, key, *reader.unused)
+    return replace(reader.find(Named(pair, key, languages, store_dir / "copies")), tag=pair.tag)
 
 
-def _find(pair: PairConfig, key: str, *, languages: Columns, store_dir: Path) -> Source:
-    """The files, without the tag."""
-    if not pair.dataset:
-        for side, value in (("src", pair.src), ("tgt", pair.tgt)):
-            if not value:
-                raise InputError(f"{key}.{side} is not set: name a text file, or a data set by {key}.dataset")
-        sources = find_files(pair.src, f"{key}.src", language=languages[0])
-        targets = find_files(pair.tgt, f"{key}.tgt", language=languages[1])
-        return Source(pair_up(sources, targets, key))
-
-    if isinstance(pair.dataset, str) and is_test_set(pair.dataset):
-        _refuse_unused(pair, key, "src", "tgt", "subset", "split")
-        return Source([find_test_set(pair.dataset, key, languages=languages)])
-
-    if isinstance(pair.dataset, str) and is_of_catalogue(pair.dataset):
-        _refuse_unused(pair, key, "src", "tgt", "subset", "split")
-        return _copy_of_corpus(pair.dataset, key, languages, copies=store_dir / "copies")
-
-    if is_copied(pair):
-        return _copy_of_hub_dataset(pair, key, _columns(pair, key, languages), copies=store_dir / "copies")
-
-    _refuse_unused(pair, key, "subset", "split")
-    if isinstance(pair.dataset, str) and os.path.isdir(pair.dataset):
-        return _find_in_folder(pair, key, languages)
-    return _tables(find_files(pair.dataset, f"{key}.dataset"), pair, key, languages=languages)
+def is_copied(pair: PairConfig) -> bool:
+    """Whether it is copied before it is read: a data set of the hub, a directory laid out as one, mtdata's corpora."""
+    return _reader_of(pair).is_copied
 
 
-def _find_in_folder(pair: PairConfig, key: str, languages: Columns) -> Source:
-    """The tables of a folder, or its text files by language. Raises InputError where that is not clear."""
-    folder = str(pair.dataset)
+def _reader_of(pair: PairConfig) -> Reader:
+    return next(reader for reader in READERS if reader.claims(pair))
+
+
+def _refuse_unused(pair: PairConfig, key: str, *names: str) -> None:
+    """Raise InputError where a key is set that does not apply to a data set of this kind."""
+    for name in names:
+        value = getattr(pair, name)
+        if value:
+            unset = f"{key}.{name}={'null' if name in ('subset', 'split') else ''}"
+            raise InputError(
+                f"{key}.{name}={value} does not apply to {key}.dataset={pair.dataset}: leave it out, or set {unset}"
+            )
+
+
+# ---- text files, test sets, tables ----------------------------------------------------------------------------------
+
+
+def _find_text(named: Named) -> Source:
+    """Text files, line for line."""
+    pair, key = named.pair, named.key
+    for side, value in (("src", pair.src), ("tgt", pair.tgt)):
+        if not value:
+            raise InputError(f"{key}.{side} is not set: name a text file, or a data set by {key}.dataset")
+    sources = find_files(pair.src, f"{key}.src", language=named.languages[0])
+    targets = find_files(pair.tgt, f"{key}.tgt", language=named.languages[1])
+    return Source(pair_up(sources, targets, key))
+
+
+def _find_test_set(named: Named) -> Source:
+    return Source([find_test_set(_name(named.pair), named.key, languages=named.languages)])
+
+
+def _find_tables(named: Named) -> Source:
+    """Tables, or a folder of them."""
+    folder = _name(named.pair)
+    if os.path.isdir(folder):
+        return _find_folder(folder, named)
+    return _tables(find_files(named.pair.dataset or [], f"{named.key}.dataset"), named)
+
+
+def _find_folder(folder: str, named: Named) -> Source:
+    """The tables of a folder, or its text files by language."""
+    key, languages = named.key, named.languages
     files = list_folder(Path(folder))
-    tables = [path for path in files if is_table(path.name)]
+    tables = [path for path in files if format_of(path.name)]
     sources, targets = ([path for path in files if is_of_language(path, language)] for language in languages)
 
     # Sets that are not to be mixed.
@@ -242,48 +286,24 @@ def _find_in_folder(pair: PairConfig, key: str, languages: Columns) -> Source:
         )
 
     if tables:
-        return _tables(tables, pair, key, languages=languages)
-    _refuse_unused(pair, key, "src", "tgt")
+        return _tables(tables, named)
+    _refuse_unused(named.pair, key, "src", "tgt")
     return Source(pair_up(sources, targets, key))
 
 
-def _tables(tables: Sequence[Path], pair: PairConfig, key: str, *, languages: Columns) -> Source:
+def _tables(tables: Sequence[Path], named: Named) -> Source:
     """Tables of which the same two columns are read."""
+    pair, key = named.pair, named.key
     for path in tables:
-        if not is_table(path.name):
-            raise InputError(f"{key}.dataset={path}: {_NO_TABLE}: name text files by {key}.src and {key}.tgt")
-    defaults = languages if pair.src and pair.tgt else default_columns(tables[0], languages)
-    return Source([(path,) for path in tables], _columns(pair, key, defaults))
+        if not format_of(path.name):
+            raise InputError(f"{key}.dataset={path}: not {TABLES} file: name text files by {key}.src and {key}.tgt")
+    defaults = named.languages if pair.src and pair.tgt else default_columns(tables[0], named.languages)
+    return Source([(path,) for path in tables], _columns(named, defaults))
 
 
-def _refuse_unused(pair: PairConfig, key: str, *names: str) -> None:
-    """Raise InputError where a key is set that does not apply to a data set of this kind."""
-    for name in names:
-        value = getattr(pair, name)
-        if value:
-            unset = f"{key}.{name}={'null' if name in ('subset', 'split') else ''}"
-            raise InputError(
-                f"{key}.{name}={value} does not apply to {key}.dataset={pair.dataset}: leave it out, or set {unset}"
-            )
-
-
-def is_of_catalogue(dataset: str) -> bool:
-    """Whether a catalogue of corpora is named, such as mtdata's in `mtdata:Statmt-europarl-10-deu-eng`."""
-    catalogue, colon, _ = dataset.partition(":")
-    return bool(colon) and plugins.is_known("corpora", catalogue)
-
-
-def is_copied(pair: PairConfig) -> bool:
-    """Whether it is copied before it is read: a data set of the hub, a directory laid out as one, mtdata's corpora."""
-    name = pair.dataset
-    if not isinstance(name, str) or is_table(name) or is_test_set(name):
-        return False
-    is_elsewhere = not os.path.isdir(name) and not (has_magic(name) and not os.path.exists(name))
-    return is_elsewhere or bool(pair.split or pair.subset)
-
-
-def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
+def _columns(named: Named, defaults: Columns) -> Columns:
     """The two columns of a data set that are read, by name or number."""
+    pair, key = named.pair, named.key
     for side, name in (("src", pair.src), ("tgt", pair.tgt)):
         if not isinstance(name, str):
             raise InputError(f"{key}.{side}={name}: with {key}.dataset it names one column")
@@ -303,10 +323,11 @@ def _columns(pair: PairConfig, key: str, defaults: Columns) -> Columns:
 # ---- copies ---------------------------------------------------------------------------------------------------------
 
 
-def _copy_of_corpus(dataset: str, key: str, languages: Columns, *, copies: Path) -> Source:
-    """The copy of a corpus that mtdata knows, made in the directory `copies` unless it is there."""
+def _copy_of_corpus(named: Named) -> Source:
+    """The copy of a corpus that a catalogue knows."""
+    dataset, key = _name(named.pair), named.key
     catalogue = plugins.find("corpora", dataset.partition(":")[0])
-    sides = catalogue.find_sides(dataset, key, languages=languages)
+    sides = catalogue.find_sides(dataset, key, languages=named.languages)
     wanted = HubDataset(dataset, None, None, list(sides))
 
     def fill(folder: Path, write: Callable[[str, str], None]) -> DatasetOrigin:
@@ -316,15 +337,16 @@ def _copy_of_corpus(dataset: str, key: str, languages: Columns, *, copies: Path)
             log.info("%s: %d pairs with an empty side left out", wanted, record.left_out)
         return DatasetOrigin(dataset, None, None, wanted.columns, revision=None, corpus=record)
 
-    return _copy_once(copies, [to_json(wanted)], key, fill)
+    return _copy_once(named, [to_json(wanted)], fill)
 
 
-def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies: Path) -> Source:
-    """The copy of a data set, made in the directory `copies` unless it is there."""
-    name = str(pair.dataset)
+def _copy_of_hub_dataset(named: Named) -> Source:
+    """The copy of a data set of the hub, or of a directory that is laid out as one."""
+    pair, key, name = named.pair, named.key, _name(named.pair)
+    columns = _columns(named, named.languages)
     is_local = os.path.isdir(name)  # unlike Path.is_dir, false where even that cannot be asked
     if not is_local and (os.path.exists(name) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
-        raise InputError(f"{key}.dataset={name}: no such directory, nor a .tsv, .jsonl, .parquet or .tmx file")
+        raise InputError(f"{key}.dataset={name}: no such directory, nor {TABLES} file")
     if pair.split is None:
         raise InputError(f"{key}.split is not set: name a split of {name}, such as train")
 
@@ -339,12 +361,12 @@ def _copy_of_hub_dataset(pair: PairConfig, key: str, columns: Columns, *, copies
             write(source, target)
         return DatasetOrigin(name, wanted.subset, wanted.split, wanted.columns, revision, corpus=None)
 
-    return _copy_once(copies, identity, key, fill)
+    return _copy_once(named, identity, fill)
 
 
-def _copy_once(copies: Path, identity: Sequence[object], key: str, fill: _Fill) -> Source:
-    """The copy of what `identity` tells from all else, made by `fill` in the directory `copies` unless it is there."""
-    path = copies / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+def _copy_once(named: Named, identity: Sequence[object], fill: _Fill) -> Source:
+    """The copy of what `identity` tells from all else, made by `fill` unless it is there."""
+    path = named.copies / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     # A copy that is there can be used even where no lock can be taken.
     origin = _read_origin(path)
@@ -358,7 +380,7 @@ def _copy_once(copies: Path, identity: Sequence[object], key: str, fill: _Fill) 
             )
         except OSError as error:
             reason = error.strerror or error
-            prefix = "data." if key.startswith("data.") else ""  # `evaluate` has the key without it
+            prefix = "data." if named.key.startswith("data.") else ""  # `evaluate` has the key without it
             raise StorageError(f"{path}: cannot be written ({reason}): free space or set {prefix}store_dir") from error
         origin = _read_origin(path)
     return Source([(path / COPY_FILES[0], path / COPY_FILES[1])], origin=origin)
@@ -423,8 +445,8 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
         # A directory's path is made absolute, because a relative one such as `text` would be taken for a format.
         name = wanted.dataset if revision else str(Path(wanted.dataset).absolute())
         builder = datasets.load_dataset_builder(name, wanted.subset, revision=revision)
-        if builder.name not in READERS:
-            raise InputError(f"{wanted}: of format {builder.name}: only {', '.join(READERS)} are read")
+        if builder.name not in HUB_FORMATS:
+            raise InputError(f"{wanted}: of format {builder.name}: only {', '.join(HUB_FORMATS)} are read")
         for file in chain.from_iterable((builder.config.data_files or {}).values()):
             _check_own(file, wanted, is_local=revision is None)
 
@@ -455,3 +477,39 @@ def _check_own(file: str, wanted: HubDataset, *, is_local: bool) -> None:
         is_own = os.path.normpath(file).startswith(f"hf:/datasets/{wanted.dataset}@")
     if not is_own or "::" in file:  # a chain of places, which may begin or end anywhere
         raise InputError(f"{wanted}: {file} is not one of its own files: if you trust it, copy the file into a folder")
+
+
+# ---- the kinds of text ----------------------------------------------------------------------------------------------
+
+
+def _is_of_catalogue(pair: PairConfig) -> bool:
+    """Whether a catalogue of corpora is named, such as mtdata's in `mtdata:Statmt-europarl-10-deu-eng`."""
+    catalogue, colon, _ = _name(pair).partition(":")
+    return bool(colon) and plugins.is_known("corpora", catalogue)
+
+
+def _is_hub_dataset(pair: PairConfig) -> bool:
+    """Whether it is a data set of the hub, or a directory of which a split is named."""
+    name = _name(pair)
+    if not name or format_of(name):
+        return False
+    is_elsewhere = not os.path.isdir(name) and not (has_magic(name) and not os.path.exists(name))
+    return is_elsewhere or bool(pair.split or pair.subset)
+
+
+def _name(pair: PairConfig) -> str:
+    """The one name of a data set; empty where there are several."""
+    return pair.dataset if isinstance(pair.dataset, str) else ""
+
+
+_OF_HUB = ("subset", "split")
+_OF_SET = ("src", "tgt", *_OF_HUB)
+
+# The first that claims a set reads it.
+READERS = (
+    Reader(lambda pair: not pair.dataset, _find_text),
+    Reader(lambda pair: is_test_set(_name(pair)), _find_test_set, _OF_SET),
+    Reader(_is_of_catalogue, _copy_of_corpus, _OF_SET, is_copied=True),
+    Reader(_is_hub_dataset, _copy_of_hub_dataset, is_copied=True),
+    Reader(lambda _: True, _find_tables, _OF_HUB),
+)

@@ -16,32 +16,27 @@ from pathlib import Path
 from typing import Any
 
 from transformer import plugins
-from transformer.data.compression import COMPRESSIONS, with_compressions
+from transformer.data.compression import plain_name
 from transformer.data.corpus import LONGEST_LINE, Pair, read_lines
 from transformer.errors import InputError
 
 BLOCK = 10_000  # rows in memory at a time
 NESTED = "translation"
-TSV = with_compressions(".tsv")
-JSON_LINES = with_compressions(".jsonl")
-PARQUET = (".parquet",)
+
+*_OTHERS, _LAST = [f".{name}" for name in plugins.OWN["format"]]
+TABLES = f"a {', '.join(_OTHERS)} or {_LAST}"  # file, for people
 
 Columns = tuple[str, str]  # of the source and of the target
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def is_table(name: str) -> bool:
-    """Whether a file is a table, by its name."""
-    return name.endswith((*TSV, *JSON_LINES, *PARQUET)) or plugins.is_known("format", _ending(name))
-
-
-def _ending(name: str) -> str:
-    """What a format is called by: `tmx` of `memory.tmx.gz`."""
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    _, dot, ending = name.rpartition(".")
-    return ending if dot else ""
+def format_of(name: str) -> str:
+    """What the format of a table is called, by the file's name: `tmx` of `memory.tmx.gz`. Empty: it is no table."""
+    plain = plain_name(name)
+    _, dot, ending = plain.rpartition(".")
+    is_table = dot and plugins.is_known("format", ending) and (ending != "parquet" or plain == name)
+    return ending if is_table else ""  # Parquet is compressed inside
 
 
 def read_table(path: Path, columns: Columns, left_out: Counter[str] | None = None) -> Iterator[Pair]:
@@ -49,19 +44,13 @@ def read_table(path: Path, columns: Columns, left_out: Counter[str] | None = Non
 
     Raises InputError where it cannot be read, or a row has no such columns.
     """
-    if path.name.endswith(TSV):
-        return read_tsv(path, columns)
-    if path.name.endswith(JSON_LINES):
-        return read_json_lines(path, columns)
-    if path.name.endswith(PARQUET):
-        return read_parquet(path, columns)
-    read = plugins.find("format", _ending(path.name))
+    read = plugins.find("format", format_of(path.name))
     return read(path, columns, Counter() if left_out is None else left_out)
 
 
 def default_columns(path: Path, languages: Columns) -> Columns:
     """The columns to read where none are named: those of the languages, or the first two of TSV without such names."""
-    if not path.name.endswith(TSV):
+    if format_of(path.name) != "tsv":
         return languages
 
     with closing(read_lines(path)) as lines:
@@ -78,7 +67,7 @@ def _check_whole(row: str, place: str) -> None:
 # ---- TSV ------------------------------------------------------------------------------------------------------------
 
 
-def read_tsv(path: Path, columns: Columns) -> Iterator[Pair]:
+def read_tsv(path: Path, columns: Columns, left_out: Counter[str]) -> Iterator[Pair]:
     """Rows split at tabs; `columns` are numbers from 1, or names that the first row gives."""
     rows = enumerate(read_lines(path), start=1)
     if all(column.isdecimal() and len(column) < 10 and int(column) > 0 for column in columns):  # no row has 10**9
@@ -113,7 +102,7 @@ def _find_in_header(columns: Columns, header: list[str], path: Path) -> tuple[in
 # ---- JSON lines -----------------------------------------------------------------------------------------------------
 
 
-def read_json_lines(path: Path, columns: Columns) -> Iterator[Pair]:
+def read_json_lines(path: Path, columns: Columns, left_out: Counter[str]) -> Iterator[Pair]:
     """One JSON object a line."""
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
@@ -156,7 +145,7 @@ def _text_of(row: Mapping[str, Any], column: str, place: str) -> str:
 # ---- Parquet, and the tables of the hub -----------------------------------------------------------------------------
 
 
-def read_parquet(path: Path, columns: Columns) -> Iterator[Pair]:
+def read_parquet(path: Path, columns: Columns, left_out: Counter[str]) -> Iterator[Pair]:
     """The rows of a Parquet file, block by block."""
     import pyarrow
     from pyarrow import parquet

@@ -21,7 +21,7 @@ from transformer.config.jobs import TranslateJob
 from transformer.config.settings import DataConfig, LineFormat
 from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import is_blank
-from transformer.data.table import JSON_LINES, TSV
+from transformer.data.table import format_of
 from transformer.decoding.bulk import is_file
 from transformer.decoding.output import Translation, format_header, format_pair
 from transformer.decoding.stream import Output, Tally
@@ -53,12 +53,12 @@ class Pairs:
             return None
         if not is_file(job.output):
             raise InputError(f"output={job.output}: not a file: keep={job.keep} chooses when all is translated")
-        if not job.output.endswith((*TSV, *JSON_LINES)):
+        if format_of(job.output) not in ("tsv", "jsonl"):
             raise InputError(
                 f"output={job.output}: keep={job.keep} leaves lines out, so it writes pairs: end the name in .tsv or "
                 f".jsonl, or compressed, as in .tsv{COMPRESSIONS[0]}"
             )
-        kind = LineFormat.tsv if job.output.endswith(TSV) else LineFormat.jsonl
+        kind = LineFormat[format_of(job.output)]
         return cls(job.keep, kind, _languages(job))
 
     def draft(self, sources: Sequence[str], translations: Sequence[Translation]) -> Output:

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from support.compressed import compressed
 from transformer.data.corpus import LONGEST_LINE, Pair
-from transformer.data.table import is_table, read_table
+from transformer.data.table import format_of, read_table
 from transformer.errors import InputError
 
 COLUMNS = ("en", "de")
@@ -73,8 +73,8 @@ def refusal(path: Path, columns: tuple[str, str] = COLUMNS) -> str:
         ("a.tsv.en", False),
     ],
 )
-def test_is_table_goes_by_the_name(name: str, expected: bool) -> None:
-    assert is_table(name) is expected
+def test_format_of_goes_by_the_name(name: str, expected: bool) -> None:
+    assert bool(format_of(name)) is expected
 
 
 # ---- TSV ------------------------------------------------------------------------------------------------------------
