@@ -3,7 +3,7 @@
     find("tracker", "wandb")  ->  OWN["tracker"]["wandb"]  ->  the module is imported, and its object returned
 
 `tools/` and `integrations/` are plug-ins of the package's own. Another installed package adds its by entry points of
-the group `transformer.plugins`, which are named as the rows here are: `format.csv`, `score.length_ratio`. They are read
+the group `transformer.plugins`, which are named as the rows here are: `format.po`, `score.length_ratio`. They are read
 for a name that is not the package's own, and used where the command line names them: what a run, a checkpoint or a
 model says never has code of another package executed. docs/plugins.md shows a package of one file.
 """
@@ -52,8 +52,10 @@ _TOOLS = "transformer.tools"
 OWN: Mapping[str, Mapping[str, str]] = {
     "format": {
         "tsv": f"{_TABLES}:read_tsv",
+        "csv": f"{_TABLES}:read_csv",
         "jsonl": f"{_TABLES}:read_json_lines",
         "parquet": f"{_TABLES}:read_parquet",
+        "json": f"{_INTEGRATIONS}.json_array:read_json",
         "tmx": f"{_INTEGRATIONS}.tmx:read_tmx",
     },
     "corpora": {"mtdata": f"{_INTEGRATIONS}.mtdata"},

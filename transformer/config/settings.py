@@ -387,21 +387,21 @@ class PairConfig:
     src: Names = option(
         "",
         "text in the source language, a sentence a line: a file, a pattern such as 't/*.en.gz', a folder, or a list "
-        "[A,B]; with dataset, the column of the sources (empty: named as src_lang; column 1 of a .tsv that does not "
-        "name its columns so)",
+        "[A,B]; with dataset, the column of the sources (empty: named as src_lang; column 1 of a .tsv or .csv "
+        "that does not name its columns so)",
         on_resume=OnResume.allow,
     )
     tgt: Names = option(
         "",
         "text in the target language, line for line, in as many files; with dataset, the column of the targets (empty: "
-        "named as tgt_lang; column 2 of a .tsv that does not name its columns so)",
+        "named as tgt_lang; column 2 of a .tsv or .csv that does not name its columns so)",
         on_resume=OnResume.allow,
     )
     dataset: Names | None = option(
         None,
-        "instead of two texts: .tsv, .jsonl, .parquet or .tmx, as a file, a pattern, a folder or a list; a data set of "
-        "the Hugging Face hub; a test set of sacreBLEU, as sacrebleu:wmt14; or a corpus that mtdata knows, as "
-        "mtdata:Statmt-europarl-10-deu-eng",
+        "instead of two texts: .tsv, .csv, .jsonl, .json, .parquet or .tmx, as a file, a pattern, a folder or a list; "
+        "a data set of the Hugging Face hub; a test set of sacreBLEU, as sacrebleu:wmt14; or a corpus that mtdata "
+        "knows, as mtdata:Statmt-europarl-10-deu-eng",
         on_resume=OnResume.allow,
     )
     subset: str | None = option(

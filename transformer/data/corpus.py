@@ -2,7 +2,7 @@
 
 Lines are split at the byte 0x0A and nowhere else. Text mode and `str.splitlines` also split at a lone carriage return,
 U+2028, U+0085 and others; from there on, every pair would be shifted. Whatever is wrong with a file is an InputError
-that names the file and the line.
+that names the file and the line. Text is UTF-8, or UTF-16 behind a byte-order mark, as Excel writes it.
 
 `with_tag` puts a tag in front of a source: for text that was translated back (Caswell et al., 2019), or for one of
 several target languages (Johnson et al., 2017).
@@ -11,7 +11,9 @@ several target languages (Johnson et al., 2017).
 and each that is dropped is counted.
 """
 
+import codecs
 import hashlib
+import io
 import logging
 import re
 import unicodedata
@@ -20,6 +22,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +41,8 @@ _INNER_END = re.compile(  # see has_several_sentences
     r"""(?<!\b(?:Mr|Ms|Dr|St)[.])(?<!\bMrs[.])(?<!\bProf[.])(?:(?<=[。！？｡])|["'”’»)\]]*\s)\W{0,20}\w"""
 )
 
+_utf16 = set[Path]()  # the files that are
+
 _BUFFER = LONGEST_LINE  # so a longer line never lies in one buffer
 
 log = logging.getLogger(__name__)
@@ -47,10 +52,10 @@ log = logging.getLogger(__name__)
 
 
 def read_lines(path: Path) -> Generator[str, None, None]:
-    """The lines of a UTF-8 file, plain or compressed, without their ends and without a BOM at the start.
+    """The lines of a file, plain or compressed, without their ends and without a BOM at the start.
 
     Of a line longer than LONGEST_LINE only the beginning is read, and the log says so. Raises InputError where the file
-    cannot be opened, does not decompress to its end, or is not UTF-8.
+    cannot be opened, does not decompress to its end, or is no text.
     """
     with closing(_read_line_blocks(path)) as blocks:
         for lines in blocks:
@@ -117,7 +122,7 @@ def _read_line_blocks(path: Path, *, skip: int = 0) -> Generator[list[str], None
 
 def _read_byte_blocks(path: Path) -> Generator[bytes, None, None]:
     """The bytes of a file in blocks of whole lines; the newline at the end of a block is left out."""
-    with open_bytes(path, _BUFFER) as file:
+    with open_text(path) as file:
         unfinished: list[bytes] = []  # the parts of the line whose end has not been read yet
         unfinished_size = 0
         while chunk := file.read1(_BUFFER):
@@ -134,6 +139,60 @@ def _read_byte_blocks(path: Path) -> Generator[bytes, None, None]:
         last_line = b"".join(unfinished)
         if last_line:
             yield last_line
+
+
+def open_text(path: Path) -> io.BufferedReader:
+    """What a text file holds, decompressed, as UTF-8. It or its reading raises one of DAMAGE where that fails.
+
+    What is no UTF-16 becomes bytes that are no UTF-8.
+    """
+    file = open_bytes(path, _BUFFER)
+    try:
+        is_utf16 = file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    except BaseException:
+        file.close()
+        raise
+    if not is_utf16:
+        return file
+    _tell_of_utf16(path)
+    return io.BufferedReader(_FromUtf16(file), _BUFFER)
+
+
+def _tell_of_utf16(path: Path) -> None:
+    """Log it once, though text is read several times."""
+    if path not in _utf16:
+        _utf16.add(path)
+        log.info("%s: UTF-16, as Excel writes it: read as such", path)
+
+
+class _FromUtf16(io.RawIOBase):
+    """The text of a UTF-16 file as UTF-8, without its byte-order mark."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-16")("surrogatepass")
+        self._text = memoryview(b"")  # that is to be given out
+
+    def readable(self) -> bool:
+        """It is for reading only."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill the buffer as far as the next piece reaches; 0 at the end."""
+        while not self._text and (chunk := self._file.read1(_BUFFER)):
+            self._text = memoryview(self._decoder.decode(chunk).encode("utf-8", "surrogatepass"))
+        if not self._text and self._decoder.getstate()[0]:  # half a character is left
+            self._text = memoryview(b"\xff")
+            self._decoder.reset()
+        size = min(len(buffer), len(self._text))
+        buffer[:size] = self._text[:size]
+        self._text = self._text[size:]
+        return size
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
 
 
 def _cut_first_line(block: bytes, path: Path, *, before: int) -> bytes:
@@ -163,9 +222,11 @@ def _decode(block: bytes, path: Path, *, before: int) -> str:
     except UnicodeDecodeError as error:
         number = before + block.count(b"\n", 0, error.start) + 1
         column = error.start - block.rfind(b"\n", 0, error.start)
+        if path in _utf16:
+            raise InputError(f"{path}:{number}: not UTF-16, as which it begins: save the file again") from error
         raise InputError(
             f"{path}:{number}: not UTF-8: byte {column} of the line is 0x{block[error.start]:02x}: "
-            "mend the line or convert the file"
+            "mend the line or convert the file (by iconv -f cp1252 -t UTF-8, where an older Windows wrote it)"
         ) from error
 
 

@@ -1,17 +1,20 @@
-"""Sentence pairs from a table: two columns of a .tsv, .jsonl or .parquet file, or of another format of `plugins`.
+"""Sentence pairs from a table: two columns of a .tsv, .csv, .jsonl or .parquet file, or of another format of `plugins`.
 
-TSV has no quoting: a tab ends a column, a newline a row, and a quotation mark is text. Its columns are numbers, from 1,
-or names of its first row. In the other kinds a column is a name. It may also be a key of the column `translation`, as
-the WMT sets of the hub are laid out: {"translation": {"de": ..., "en": ...}}.
+TSV has no quoting: a tab ends a column, a newline a row, and a quotation mark is text. CSV has: a cell in quotation
+marks may hold what separates columns and rows, and a quotation mark as two. Their columns are numbers, from 1, or names
+of the first row. In the other kinds a column is a name. It may also be a key of the column `translation`, as the WMT
+sets of the hub are laid out: {"translation": {"de": ..., "en": ...}}.
 
 A missing value is an empty text; a newline within a text becomes a space, since a sentence is a line.
 """
 
+import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ TABLES = f"a {', '.join(_OTHERS)} or {_LAST}"  # file, for people
 
 Columns = tuple[str, str]  # of the source and of the target
 
+_SAMPLE = 100  # lines that tell what separates the columns of CSV
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -49,43 +53,107 @@ def read_table(path: Path, columns: Columns, left_out: Counter[str] | None = Non
 
 
 def default_columns(path: Path, languages: Columns) -> Columns:
-    """The columns to read where none are named: those of the languages, or the first two of TSV without such names."""
-    if format_of(path.name) != "tsv":
+    """The columns to read where none are named: those of the languages, or the first two where no row names these."""
+    rows_of = {"tsv": _tsv_rows, "csv": _csv_rows}.get(format_of(path.name))
+    if rows_of is None:
         return languages
 
-    with closing(read_lines(path)) as lines:
-        header = next(lines, "").split("\t")
+    with closing(rows_of(path)) as rows:
+        _, header = next(rows, (1, [""]))
     return languages if set(languages) <= set(header) else ("1", "2")
 
 
-def _check_whole(row: str, place: str) -> None:
+def check_whole(row: str, place: str) -> None:
     """Raise InputError for a row whose end was not read."""
     if len(row.encode()) > LONGEST_LINE - 4:
         raise InputError(f"{place}: a row of more than {LONGEST_LINE} bytes: leave out columns that hold no sentences")
 
 
-# ---- TSV ------------------------------------------------------------------------------------------------------------
+# ---- TSV and CSV ----------------------------------------------------------------------------------------------------
+
+Rows = Generator[tuple[int, list[str]], None, None]  # cells, and the line where a row begins
 
 
 def read_tsv(path: Path, columns: Columns, left_out: Counter[str]) -> Iterator[Pair]:
     """Rows split at tabs; `columns` are numbers from 1, or names that the first row gives."""
-    rows = enumerate(read_lines(path), start=1)
+    return _pairs_of_cells(_tsv_rows(path), columns, path, remedy="separate columns by one tab")
+
+
+def read_csv(path: Path, columns: Columns, left_out: Counter[str]) -> Iterator[Pair]:
+    """Rows as spreadsheets write them; `columns` are numbers from 1, or names that the first row gives."""
+    remedy = "put a cell that has what separates columns between quotation marks"
+    return _pairs_of_cells(_in_step(_csv_rows(path), path, remedy), columns, path, remedy=remedy)
+
+
+def _tsv_rows(path: Path) -> Rows:
+    for number, line in enumerate(read_lines(path), start=1):
+        yield number, line.split("\t")
+
+
+def _csv_rows(path: Path) -> Rows:
+    """Rows of CSV. Raises InputError for quotation marks that are none."""
+    with closing(read_lines(path)) as lines:
+        head = list(islice(lines, _SAMPLE))
+        first = re.fullmatch("sep=(.)", head[0]) if head else None  # which Excel reads, and writes
+        delimiter = _delimiter(head) if first is None else first[1]
+        reader = csv.reader((f"{line}\n" for line in chain(head, lines)), delimiter=delimiter, strict=True)
+        number = 1
+        try:
+            for cells in reader:
+                if first is None or number > 1:
+                    yield number, [cell.replace("\n", " ") for cell in cells]
+                number = reader.line_num + 1
+        except csv.Error as error:
+            raise InputError(
+                f"{path}:{number}: not valid CSV ({error}): in a cell between quotation marks, write each as two"
+            ) from None
+
+
+def _delimiter(lines: list[str]) -> str:
+    """What separates columns: what makes as many of every row, or else what the first line has most of."""
+    for delimiter in "\t;,":
+        reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
+        widths = set[int]()
+        try:
+            widths.update(len(cells) for cells in reader if any(map(str.strip, cells)))
+        except csv.Error:
+            if reader.line_num < len(lines):  # else the last row goes on behind these lines
+                continue
+        if len(widths) == 1 and widths != {1}:
+            return delimiter
+    return max(",;\t", key=lines[0].count) if lines else ","
+
+
+def _in_step(rows: Rows, path: Path, remedy: str) -> Rows:
+    """The same rows. Raises InputError for one with more cells than the first, which has been cut where it should not.
+
+    Empty cells at the end of a row are none.
+    """
+    width = 0
+    for number, cells in rows:
+        width = width or len(cells)
+        if any(map(str.strip, cells[width:])):
+            raise InputError(f"{path}:{number}: {len(cells)} columns, where the first row has {width}: {remedy}")
+        yield number, cells
+
+
+def _pairs_of_cells(rows: Rows, columns: Columns, path: Path, *, remedy: str) -> Iterator[Pair]:
+    """Two cells of each row; `columns` are numbers from 1, or names that the first row gives."""
     if all(column.isdecimal() and len(column) < 10 and int(column) > 0 for column in columns):  # no row has 10**9
         source, target = (int(column) - 1 for column in columns)
     else:
-        _, header = next(rows, (1, ""))
-        source, target = _find_in_header(columns, header.split("\t"), path)
+        _, header = next(rows, (1, [""]))
+        source, target = _find_in_header(columns, header, path)
 
     needed = max(source, target) + 1
-    for number, line in rows:
-        cells = line.split("\t")
+    for number, cells in rows:
         if len(cells) >= needed:
             yield cells[source], cells[target]
-        elif not line.strip():
+        elif not any(map(str.strip, cells)):
             yield "", ""
         else:
-            _check_whole(line, f"{path}:{number}")
-            raise InputError(f"{path}:{number}: {len(cells)} columns, not {needed}: separate columns by one tab")
+            check_whole("\t".join(cells), f"{path}:{number}")
+            raise InputError(f"{path}:{number}: {len(cells)} columns, not {needed}: {remedy}")
 
 
 def _find_in_header(columns: Columns, header: list[str], path: Path) -> tuple[int, int]:
@@ -113,14 +181,14 @@ def read_json_lines(path: Path, columns: Columns, left_out: Counter[str]) -> Ite
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            _check_whole(line, place)
+            check_whole(line, place)
             raise InputError(f"{place}: not valid JSON ({error}): each line must be one JSON object") from None
         if not isinstance(row, dict):
             raise InputError(f"{place}: expected one JSON object per line")
-        yield _text_of(row, columns[0], place), _text_of(row, columns[1], place)
+        yield text_of(row, columns[0], place), text_of(row, columns[1], place)
 
 
-def _text_of(row: Mapping[str, Any], column: str, place: str) -> str:
+def text_of(row: Mapping[str, Any], column: str, place: str) -> str:
     """The text of a column, which may be a key of the column `translation`."""
     holder = row
     if column not in row and NESTED in row:

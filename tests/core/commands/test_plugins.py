@@ -1,6 +1,5 @@
 """What other packages add: the package of docs/plugins.md, installed as pip would, and packages that fail."""
 
-import csv
 import json
 import re
 import subprocess
@@ -43,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of packages with the one of the page, and one that cannot be imported."""
     [code] = re.findall(r"^```python shown: the file\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     named = re.findall(r'^"([a-z]+\.[a-z]+)" = "(my_plugins:\w+)"$', PAGE, re.MULTILINE)
-    assert {name for name, _ in named} == {"format.csv", "score.length", "command.vocabulary"}
+    assert {name for name, _ in named} == {"format.po", "score.length", "command.vocabulary"}
     folder = install(
         tmp_path_factory.mktemp("site"), "my_plugins", code, [f"{name} = {target}" for name, target in named]
     )
@@ -61,15 +60,16 @@ def typed(*arguments: str, site: Path | None, folder: Path) -> subprocess.Comple
 
 @pytest.fixture(scope="module")
 def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with CSV files, and a run that was trained on them."""
+    """A folder with gettext's files, and a run that was trained on them."""
     folder = tmp_path_factory.mktemp("trained")
     for name, size in (("train", 60), ("dev", 4)):
         sides = [(DEMO / f"{name}.{code}").read_text(encoding="utf-8").split("\n")[:size] for code in ("en", "de")]
-        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("en", "de"), *zip(*sides, strict=True)])
+        messages = [("", "Content-Type: text/plain; charset=UTF-8\n"), *zip(*sides, strict=True)]
+        texts = [f'# one\nmsgid {json.dumps(source)}\nmsgstr ""\n{json.dumps(target)}\n' for source, target in messages]
+        (folder / f"{name}.po").write_text("\n".join(texts), encoding="utf-8")
     done = typed(
-        *("train", *TINY, "run_dir=run", "data.train.dataset=train.csv", "data.dev.dataset=dev.csv"),
-        *("data.test.again.dataset=dev.csv", "data.scores=[length]"),
+        *("train", *TINY, "run_dir=run", "data.train.dataset=train.po", "data.dev.dataset=dev.po"),
+        *("data.test.again.dataset=dev.po", "data.scores=[length]"),
         site=site,
         folder=folder,
     )
@@ -92,10 +92,10 @@ def test_plugins_that_are_not_installed_are_refused_in_one_line(trained: Path) -
     done = typed("vocabulary", "run_dir=run", site=None, folder=trained)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "unknown command 'vocabulary'" in done.stderr
-    sets = ("data.train.dataset=train.csv", "data.dev.dataset=dev.csv")
+    sets = ("data.train.dataset=train.po", "data.dev.dataset=dev.po")
     done = typed("train", *TINY, "run_dir=again", *sets, site=None, folder=trained)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "dev.csv: no such directory, nor a .tsv" in done.stderr
+    assert "dev.po: no such directory, nor a .tsv" in done.stderr
 
 
 def test_plugins_of_the_current_directory_are_not_read(trained: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_plugins_of_the_current_directory_are_not_read(trained: Path, tmp_path: 
 def test_plugins_that_cannot_be_imported_cost_one_line(trained: Path, site: Path) -> None:
     done = typed(
         *("train", *TINY, "run_dir=broken", "train.trackers=[broken]"),
-        *("data.train.dataset=train.csv", "data.dev.dataset=dev.csv"),
+        *("data.train.dataset=train.po", "data.dev.dataset=dev.po"),
         site=site,
         folder=trained,
     )
@@ -123,12 +123,12 @@ def test_find_executes_nothing_that_only_a_run_names(site: Path, monkeypatch: py
     plugins._installed.cache_clear()
     monkeypatch.setattr(plugins, "_allowed", set())
     try:
-        assert plugins.is_known("format", "csv")
-        with pytest.raises(InputError, match=r"^the format csv is of the package my_plugins, and not asked for here"):
-            plugins.find("format", "csv")
+        assert plugins.is_known("format", "po")
+        with pytest.raises(InputError, match=r"^the format po is of the package my_plugins, and not asked for here"):
+            plugins.find("format", "po")
         assert "my_plugins" not in sys.modules
-        plugins.allow("csv")
-        assert plugins.find("format", "csv").__name__ == "read_csv"  # type: ignore[attr-defined]
+        plugins.allow("po")
+        assert plugins.find("format", "po").__name__ == "read_po"  # type: ignore[attr-defined]
     finally:
         plugins._installed.cache_clear()
         sys.modules.pop("my_plugins", None)

@@ -45,6 +45,23 @@ def number(text: str) -> str:
     return "".join(c for c in text if c.isdigit())
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_read_pairs_reads_utf16_behind_its_mark(
+    suffix: str, encoding: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside a side in UTF-8; one line says so, though text is read twice; blocks are cut within characters."""
+    caplog.set_level("INFO")
+    lines = [f"ein {'ä€😀' * n} \u2028\x85 {n}" for n in range(400)]
+    path = tmp_path / f"a.de{suffix}"
+    path.write_bytes(compressed(("\ufeff" + "\r\n".join(lines)).encode(encoding), suffix))
+    other = write(tmp_path / "a.en", numbered(400, "en"))
+    for skip in (0, 390):
+        pairs = list(read_pairs(path, other, skip=skip))
+        assert pairs == [(line, f"en {n}") for n, line in enumerate(lines)][skip:]
+    assert caplog.messages == [f"{path}: UTF-16, as Excel writes it: read as such"]
+
+
 def test_read_pairs_shifts_no_pair_whatever_strange_thing_is_in_one(tmp_path: Path) -> None:
     state = random.Random(1)
     for trial in range(100):

@@ -558,6 +558,16 @@ def test_source_believes_a_first_row_that_names_the_languages(tmp_path: Path) ->
     assert list(found.pairs()) == [("de", "en"), ("neu", "new")]  # it names but one of these
 
 
+@pytest.mark.parametrize(("delimiter", "columns"), [(";", ("en", "de")), (",", ("1", "2"))])
+def test_resolve_source_reads_the_header_of_csv(delimiter: str, columns: tuple[str, str], tmp_path: Path) -> None:
+    header = ("de", "en") if columns[0] == "en" else ("German", "English")
+    rows = [header, ('"neu, alt; x"', "new")]
+    path = tmp_path / "a.csv"
+    path.write_text("".join(f"{delimiter.join(row)}\n" for row in rows), encoding="utf-8")
+    found = resolve_source(PairConfig(dataset=str(path)), "data.train", languages=("en", "de"), store_dir=tmp_path)
+    assert found.columns == columns
+
+
 def test_source_load_refuses_a_set_without_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(b"")
     found = resolve_source(

@@ -1,5 +1,7 @@
 """Pairs from tables: whatever is in a cell stays in its pair, and whatever is wrong is one line that says where."""
 
+import csv
+import io
 import json
 import random
 from pathlib import Path
@@ -65,7 +67,9 @@ def refusal(path: Path, columns: tuple[str, str] = COLUMNS) -> str:
         ("a.parquet", True),
         ("a.parquet.gz", False),
         ("a.parquet.zst", False),
-        ("a.json", False),
+        ("a.json", True),
+        ("a.csv", True),
+        ("a.csv.zst", True),
         ("a.en.gz", False),
         ("a.en.zst", False),
         ("tsv", False),
@@ -140,6 +144,71 @@ def test_read_table_refuses_a_cut_tsv(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.tsv{suffix}"
     path.write_bytes(compressed(b"a\tb\n" * 9, suffix)[:-3])
     assert f": damaged {suffix} file (" in refusal(path, ("1", "2"))
+
+
+# ---- CSV ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize(("delimiter", "suffix"), [(",", ".csv"), (";", ".csv.gz"), ("\t", ".csv.zst")])
+def test_read_table_reads_csv_that_python_wrote(
+    delimiter: str, suffix: str, quoting: Any, encoding: str, tmp_path: Path
+) -> None:
+    pairs = [*PAIRS, ("a, b; c", "d\te"), (";;;", ",,,"), ('"', '""')]
+    text = io.StringIO(newline="")
+    rows = [(target, str(n), source) for n, (source, target) in enumerate(pairs)]
+    csv.writer(text, delimiter=delimiter, quoting=quoting).writerows([("de", "id", "en"), *rows])
+    path = write(tmp_path / f"a{suffix}", text.getvalue().encode(encoding))
+    assert list(read_table(path, COLUMNS)) == pairs
+    assert list(read_table(path, ("3", "1"))) == [("en", "de"), *pairs]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", []),
+        ("a,b", [("a", "b")]),
+        ("a, b;c\nd;e, f\n", [("a, b", "c"), ("d", "e, f")]),
+        ("a, b, c;d, e\nf;g\n", [("a, b, c", "d, e"), ("f", "g")]),
+        ("a; b,c\nd,e\n", [("a; b", "c"), ("d", "e")]),
+        ('a;"b\r\nc"\r\n', [("a", "b c")]),
+        ('a,"b ""c"", d"\n', [("a", 'b "c", d')]),
+        ("\n,\na,b\n", [("", ""), ("", ""), ("a", "b")]),
+        ("a,b,\nc,d\n", [("a", "b"), ("c", "d")]),
+        ("a,b\nc,d, ,\n", [("a", "b"), ("c", "d")]),
+        ("sep=|\na|b; c; d\ne|f\n", [("a", "b; c; d"), ("e", "f")]),
+        ("sep=,\r\na;b,c\r\nd;e,f\r\n", [("a;b", "c"), ("d;e", "f")]),
+    ],
+)
+def test_read_table_of_csv_by_hand(content: str, expected: list[Pair], tmp_path: Path) -> None:
+    assert list(read_table(write(tmp_path / "a.csv", content.encode()), ("1", "2"))) == expected
+
+
+def test_read_table_of_csv_looks_at_its_first_lines_only(tmp_path: Path) -> None:
+    """A cell goes on behind the lines that tell what separates columns."""
+    content = "a,b\n" * 99 + 'c,"d\n' + "e\n" * 150 + 'f"\n'
+    found = list(read_table(write(tmp_path / "a.csv", content.encode()), ("1", "2")))
+    assert found == [("a", "b")] * 99 + [("c", f"d {'e ' * 150}f")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("en,fr\na,b\n", ":1: no column 'de' in the first row, which has 'en, fr': "),
+        ("en,de\na\n", ":2: 1 columns, not 2: put a cell that has what separates columns between quotation marks"),
+        ("en,de\n\na, b,c\n", ":3: 3 columns, where the first row has 2: put a cell that has "),
+        ('en,de\n"a\nb",c\n"d" e,f\n', ":4: not valid CSV ("),
+        ('en,de\na,b\n"c,d\ne,f\n', ":3: not valid CSV (unexpected end of data): in a cell "),
+        ('en,de\n"' + "a\n" * 200_000, ":2: not valid CSV (field larger than field limit"),
+        (b"en,de\nf\xfcr,c\n", ":2: not UTF-8: byte 2 of the line is 0xfc: "),
+        ("en;de\nä;ö\nü".encode("utf-16")[:-1], ":3: not UTF-16, as which it begins: save the file again"),
+        (b"\xff\xfee\0n\0\n\0\x00\xd8a\0", ":2: not UTF-16, as which it begins: save the file again"),
+    ],
+)
+def test_read_table_names_the_line_of_bad_csv(content: str | bytes, message: str, tmp_path: Path) -> None:
+    data = content if isinstance(content, bytes) else content.encode()
+    assert refusal(write(tmp_path / "a.csv", data)).startswith(message)
 
 
 # ---- JSON lines -----------------------------------------------------------------------------------------------------
