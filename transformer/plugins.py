@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 GROUP = "transformer.plugins"  # of entry points
 
 Kind: TypeAlias = Literal[
-    "format", "corpora", "screen", "search", "tracker", "models", "judges", "score", "lines", "command"
+    "format", "corpora", "screen", "augment", "search", "tracker", "models", "judges", "score", "lines", "command"
 ]
 
 _TABLES = "transformer.data.table"
@@ -60,6 +60,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     "corpora": {"mtdata": f"{_INTEGRATIONS}.mtdata"},
     "screen": {"doctor": f"{_TOOLS}.detectors.cleaning"},
+    "augment": {name: f"{_TOOLS}.augment:{name}" for name in ("unmarked", "typos", "title", "upper", "noise", "mixed")},
     "search": {"torch": "transformer.decoding.backend", "ctranslate2": f"{_INTEGRATIONS}.engine.make"},
     "tracker": {name: f"{_INTEGRATIONS}.trackers.sink:open_{name}" for name in ("trackio", "wandb")},
     "models": {name: f"{_INTEGRATIONS}.published.run" for name in ("hf", "folder")},
@@ -112,6 +113,17 @@ class Screen(Protocol):
         languages: tuple[str, str],
     ) -> "Iterator[Detector | None]":
         """For each pair the first detector that finds a fault in it; `read` gives the pairs anew each time."""
+        ...
+
+
+class Augment(Protocol):
+    """augment: changes a pair as text in the wild differs; `data.test.SET.augment=NAME` chooses it.
+
+    The package's own are for training, too: `train.augment.NAME=RATE`.
+    """
+
+    def __call__(self, pair: "Pair", languages: tuple[str, str], draw: Callable[[], float]) -> "Pair":
+        """The pair, or another one that follows from it and from the numbers that `draw` gives, in [0, 1)."""
         ...
 
 
@@ -288,6 +300,8 @@ def find(kind: Literal["format"], name: str) -> Format: ...
 def find(kind: Literal["corpora"], name: str) -> Corpora: ...
 @overload
 def find(kind: Literal["screen"], name: str) -> Screen: ...
+@overload
+def find(kind: Literal["augment"], name: str) -> Augment: ...
 @overload
 def find(kind: Literal["search"], name: str) -> SearchBackend: ...
 @overload

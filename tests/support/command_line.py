@@ -62,7 +62,7 @@ EXPERIMENTS = (
 
 CORPUS = ("experiment=multi30k_en_de", "data.root=x")
 SMALL = "experiment=small"
-RECIPES = ("low_resource", "paper", "scaling_nmt", "tensor2tensor")
+RECIPES = ("low_resource", "paper", "robust", "scaling_nmt", "tensor2tensor")
 
 
 @dataclass(frozen=True)

@@ -272,6 +272,8 @@ def check_pair(key: str, pair: "PairConfig") -> None:
 
     A number that YAML has made of a column or of a name becomes a text again.
     """
+    if pair.augment is not None:
+        check_known("augment", f"{key}.augment", pair.augment)
     check_tag(f"{key}.tag", pair.tag)
     for name in ("src", "tgt", "dataset"):
         value = getattr(pair, name)
@@ -409,6 +411,12 @@ class PairConfig:
     )
     split: str | None = option(None, "split of a hub data set, such as train", on_resume=OnResume.allow)
     tag: str | None = option(None, "a word in front of each source, such as <bt> or <2de> (null: none)")
+    augment: str | None = option(
+        None,
+        "of a development or test set: change every pair, to see what that costs: upper, title, unmarked (no final "
+        "mark), typos, noise, or mixed, one of the first four (null: as it is)",
+        on_resume=OnResume.allow,
+    )
     tgt_lang: str | None = option(
         None,
         "language of the targets, where it is not that of the run: it decides how a set is scored (null: the run's)",
@@ -504,6 +512,11 @@ class DataConfig:
         check_names("data.extra", self.extra)
         for name, pair in self.sets().items():
             check_pair(f"data.{name}", pair)
+            is_trained_on = name == "train" or name.startswith("extra.")
+            require(
+                pair.augment is None or not is_trained_on,
+                f"data.{name}.augment={pair.augment} is for development and test sets: set train.augment.* instead",
+            )
         for name, extra in self.extra.items():
             require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
         at_least(self, "data.", 1, "temperature")
@@ -620,6 +633,26 @@ def _check_tokenizer(config: TokenizerConfig | TargetTokenizerConfig, prefix: st
 
 
 @dataclass
+class AugmentConfig:
+    """Which share of the pairs each epoch changes, and how; one change after the other (not in the paper)."""
+
+    unmarked: float = option(0.0, "share of the pairs that lose the marks at the ends of both sides, in every epoch")
+    typos: float = option(0.0, "share of the pairs whose sources have misspelt words, in every epoch")
+    title: float = option(0.0, "share of the pairs with a capital at each word of both sides, in every epoch")
+    upper: float = option(0.0, "share of the pairs in capitals on both sides, in every epoch")
+    noise: float = option(0.0, "share of the pairs that are noise, the same on both sides, in every epoch")
+
+    def __post_init__(self) -> None:
+        for name, rate in vars(self).items():
+            require(0.0 <= rate <= 1.0, f"train.augment.{name}={rate} must be in [0, 1]")
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Those above 0."""
+        return {name: rate for name, rate in vars(self).items() if rate}
+
+
+@dataclass
 class TrainConfig:
     """The recipe (section 5) and the run."""
 
@@ -663,6 +696,7 @@ class TrainConfig:
         "cut text into other pieces in every epoch: with BPE, the probability of leaving out a merge each time that it "
         "is possible (BPE-dropout; 0.15 is about SentencePiece's 0.1); with unigram, the exponent alpha (null: no)",
     )
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     ema_decay: float | None = option(
         None, "translate with an exponential moving average of the weights, of this decay (null: none)"
     )

@@ -1,6 +1,6 @@
-"""The store of each epoch: that of the corpus, or, under subword sampling, one with other pieces in every epoch.
+"""The store of each epoch: that of the corpus, or one with other pieces in every epoch.
 
-    store of the corpus -> SubwordSampler, block by block -> store of the epoch
+    store of the corpus -> Augmentation, SubwordSampler, block by block -> store of the epoch
 
 The loader asks for the epochs in turn. While it reads one, a thread makes the next: a single thread, because several
 would compete for Python's lock with one another and with the training. A store with other pieces takes as much memory
@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from transformer.data.augmentation import Augmentation, Sides
 from transformer.data.store import SIDES, Ids, Lengths, Mixture, Sentences, Store, totals_of
 from transformer.data.subwords import SubwordSampler
 from transformer.data.tokenizer import Tokenizers
@@ -33,31 +34,50 @@ log = logging.getLogger(__name__)
 
 
 def epoch_stores(
-    corpus: Store, tokenizers: Tokenizers, *, mixture: Mixture, rate: float | None, seed: int
+    corpus: Store,
+    tokenizers: Tokenizers,
+    *,
+    mixture: Mixture,
+    rate: float | None,
+    seed: int,
+    augmentation: Augmentation | None = None,
 ) -> "EpochStores":
     """The stores of a run's epochs, with `train.subword_sampling` at this rate; None: without."""
     if rate is None:
-        return EpochStores(corpus, None, mixture=mixture, seed=seed)
+        return EpochStores(corpus, None, mixture=mixture, seed=seed, augmentation=augmentation)
     source = SubwordSampler(tokenizers.source.vocabulary(), rate)
     target = source if tokenizers.is_shared else SubwordSampler(tokenizers.target.vocabulary(), rate)
-    return EpochStores(corpus, (source, target), mixture=mixture, seed=seed)
+    return EpochStores(corpus, (source, target), mixture=mixture, seed=seed, augmentation=augmentation)
 
 
 class EpochStores:
-    """The store of every epoch of a run, for one thread to ask for; without samplers always that of the corpus.
+    """The store of every epoch of a run, for one thread to ask for; where nothing changes always that of the corpus.
 
-    A sentence that would become longer than the longest of the corpus keeps the pieces that it has there. So whatever
-    has room for the corpus has room for every epoch.
+    A sentence that would become longer than the longest of the corpus keeps the pieces that it has there; a changed
+    pair with such a one stays as it is. So whatever has room for the corpus has room for every epoch.
     """
 
-    def __init__(self, corpus: Store, samplers: Samplers | None, *, mixture: Mixture, seed: int) -> None:
+    def __init__(
+        self,
+        corpus: Store,
+        samplers: Samplers | None,
+        *,
+        mixture: Mixture,
+        seed: int,
+        augmentation: Augmentation | None = None,
+    ) -> None:
         self.corpus = corpus
+        self._augmentation = augmentation
         self._samplers = samplers
         self._seed = seed
+        made_by = {"augmentation": augmentation, "subword sampling": samplers}
+        self.changes = " and ".join(
+            name for name, maker in made_by.items() if maker is not None
+        )  # empty: there is none
 
         # The parts of an epoch's store, and where each begins there and in the corpus.
-        parts = _copies_apart(mixture) if samplers is not None else [(0, len(corpus), 1.0)]
-        self.mixture = mixture if samplers is None else [(count, weight) for _, count, weight in parts]
+        parts = _copies_apart(mixture) if self.changes else [(0, len(corpus), 1.0)]
+        self.mixture = [(count, weight) for _, count, weight in parts] if self.changes else mixture
         counts = [count for _, count, _ in parts]
         self._starts = np.cumsum([0, *counts[:-1]])
         self._corpus_starts = np.array([start for start, _, _ in parts])
@@ -70,11 +90,11 @@ class EpochStores:
 
     def __call__(self, epoch: int) -> Store:
         """The store of this epoch. From now on, that of the next one is made."""
-        if self._samplers is None:
+        if not self.changes:
             return self.corpus
 
         if epoch not in self._made:
-            log.info("subword sampling: drawing the pieces of epoch %d", epoch + 1)
+            log.info("%s: drawing the pieces of epoch %d", self.changes, epoch + 1)
         needed = {number: self._start(number) for number in (epoch, epoch + 1)}
         for number, store in self._made.items():
             if number not in needed:
@@ -84,7 +104,7 @@ class EpochStores:
 
     def make(self, epoch: int) -> Store:
         """The store of this epoch, made by the calling thread whatever others wait for."""
-        return self.corpus if self._samplers is None else self._make(epoch)
+        return self._make(epoch) if self.changes else self.corpus
 
     def corpus_ids(self, ids: Ids) -> Ids:
         """The pairs of the corpus that these pairs of an epoch's store are, or are copies of."""
@@ -101,12 +121,11 @@ class EpochStores:
     @cached_property
     def lengths(self) -> Lengths:
         """Lengths `(n, 2)` as the first epoch has them: of some pairs, and of the longest sentences of the corpus."""
-        if self._samplers is None:
+        if not self.changes:
             return self.corpus.lengths
 
         some = np.arange(0, len(self.corpus), -(-len(self.corpus) // SAMPLE))
-        sides = [self._sample(some, epoch=0, side=side) for side in range(len(SIDES))]
-        lengths = np.column_stack([sentences.counts + 1 for sentences in sides])
+        lengths = np.column_stack([sentences.counts + 1 for sentences in self._draw(some, epoch=0)])
         return np.vstack([lengths, [self.corpus.longest]]).astype(np.int32)
 
     def close(self) -> None:
@@ -121,13 +140,12 @@ class EpochStores:
     def _make(self, epoch: int) -> Store:
         began = time.perf_counter()
         starts = range(0, self._count, BLOCK)
-        blocks = [np.arange(start, min(start + BLOCK, self._count)) for start in starts]
+        blocks = [self._draw(np.arange(start, min(start + BLOCK, self._count)), epoch=epoch) for start in starts]
 
         sides = []
-        for side in range(len(SIDES)):
-            sampled = [self._sample(ids, epoch=epoch, side=side) for ids in blocks]
-            pieces = np.concatenate([sentences.pieces for sentences in sampled])
-            counts = np.concatenate([sentences.counts for sentences in sampled])
+        for drawn in zip(*blocks, strict=True):
+            pieces = np.concatenate([sentences.pieces for sentences in drawn])
+            counts = np.concatenate([sentences.counts for sentences in drawn])
             sides.append((pieces, np.concatenate([[0], counts.cumsum()])))
 
         (source, source_offsets), (target, target_offsets) = sides
@@ -143,25 +161,35 @@ class EpochStores:
         tokens = store.lengths.totals
         source, target = (tokens / totals_of(self.plain_lengths)).tolist()
         log.info(
-            "subword sampling: an epoch has %.2f times the source and %.2f times the target tokens of the corpus; "
+            "%s: an epoch has %.2f times the source and %.2f times the target tokens of the corpus; "
             "made in %.1f s, %s tokens/s",
+            self.changes,
             source,
             target,
             seconds,
             f"{int(tokens.sum()) / seconds:,.0f}",
         )
 
-    def _sample(self, ids: Ids, *, epoch: int, side: int) -> Sentences:
-        """The sentences `ids` `(b,)` of one side as an epoch has them, their pieces as the corpus stores them."""
-        assert self._samplers is not None
+    def _draw(self, ids: Ids, *, epoch: int) -> Sides:
+        """The pairs `ids` `(b,)` as an epoch has them, their pieces as the corpus stores them."""
         if self._is_closed.is_set():
             raise CancelledError
 
-        plain = self.corpus.gather(self.corpus_ids(ids), side)
-        sampled = self._samplers[side].sample(plain, ids, seed=self._seed, epoch=epoch, side=side)
-        is_too_long = sampled.counts + 1 > self.corpus.longest[side]  # (b,) with EOS
-        pieces, counts = _choose(is_too_long, plain, sampled)
-        return Sentences(pieces.astype(self.corpus.dtype), counts)
+        of_corpus = self.corpus_ids(ids)
+        sides = [self.corpus.gather(of_corpus, side) for side in range(len(SIDES))]
+        if self._augmentation is not None:
+            changed = self._augmentation.change((sides[0], sides[1]), ids, epoch=epoch)
+            is_too_long = np.logical_or.reduce([self._are_too_long(one, side) for side, one in enumerate(changed)])
+            sides = [_choose(is_too_long, *versions) for versions in zip(sides, changed, strict=True)]
+        if self._samplers is not None:
+            for side, sampler in enumerate(self._samplers):
+                sampled = sampler.sample(sides[side], ids, seed=self._seed, epoch=epoch, side=side)
+                sides[side] = _choose(self._are_too_long(sampled, side), sides[side], sampled)
+        source, target = (Sentences(pieces.astype(self.corpus.dtype), counts) for pieces, counts in sides)
+        return source, target
+
+    def _are_too_long(self, sentences: Sentences, side: int) -> npt.NDArray[np.bool_]:
+        return sentences.counts + 1 > self.corpus.longest[side]  # (b,) with EOS
 
 
 def _copies_apart(mixture: Mixture) -> list[tuple[int, int, float]]:

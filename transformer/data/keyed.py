@@ -12,6 +12,7 @@ import numpy.typing as npt
 from transformer.data.store import Ids
 
 Keys = npt.NDArray[np.uint64]
+Scores = npt.NDArray[np.float64]
 
 
 def mix(keys: Keys) -> Keys:
@@ -19,6 +20,17 @@ def mix(keys: Keys) -> Keys:
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return keys ^ (keys >> np.uint64(31))
+
+
+def state(keys: Keys, number: Ids | int) -> Keys:
+    """The state of SplitMix64 that begins at `keys`, after `number` + 1 steps."""
+    steps = np.asarray(number, np.uint64) + np.uint64(1)
+    return keys + steps * np.array([0x9E3779B97F4A7C15], np.uint64)  # arrays wrap around silently, scalars do not
+
+
+def uniform(keys: Keys, number: int) -> Scores:
+    """The random number of each key that has this `number`, in [0, 1)."""
+    return (mix(state(keys, number)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permuted(numbers: Ids, count: int, keys: Sequence[int]) -> Ids:

@@ -98,12 +98,14 @@ def plan_version(job: TrainJob, mixture: Mixture) -> int:
     """The version of the order and the pieces of a run's data: a run goes on only under the one that it began with.
 
     It is the number of the last change that touches the run, so most runs are of version 1. Since 2, each copy of a
-    pair has pieces of its own under subword sampling. Since 3, an epoch of more than 2^24 pairs has several chapters.
+    pair has pieces of its own under subword sampling, and text under augmentation. Since 3, an epoch of more than 2^24
+    pairs has several chapters.
     """
     if count_chapters(mixture) > 1:
         return 3
     has_copies = job.data.temperature is not None or any(extra.weight > 1.0 for extra in job.data.extra.values())
-    return 2 if has_copies and job.train.subword_sampling is not None else 1
+    has_own_pieces = job.train.subword_sampling is not None or bool(job.train.augment.rates)
+    return 2 if has_copies and has_own_pieces else 1
 
 
 @dataclass(frozen=True)

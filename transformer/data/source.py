@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 from transformer import plugins
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
+from transformer.data.augmentation import Change
 from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import Pair, read_pairs, with_tag
 from transformer.data.hub import dataset_revision, first_cause
@@ -116,6 +117,7 @@ class Source:
     columns: Columns | None = None  # of tables
     origin: DatasetOrigin | None = None  # of a copy
     tag: str | None = None  # that a model reads in front of each source
+    change: Change | None = None  # of every pair
 
     @property
     def files(self) -> dict[str, Path]:
@@ -148,7 +150,8 @@ class Source:
         parallel text.
         """
         readings = (self._read(shard, left_out, skip) for shard in self.shards)
-        return next(readings) if len(self.shards) == 1 else chain.from_iterable(readings)
+        pairs = next(readings) if len(self.shards) == 1 else chain.from_iterable(readings)
+        return pairs if self.change is None else self.change.pairs(pairs, first=skip)
 
     def _read(self, shard: Shard, left_out: Counter[str] | None, skip: int) -> Iterator[Pair]:
         if self.columns is None:
@@ -169,6 +172,8 @@ class Source:
 
         Raises InputError as `pairs` does, and where there is none.
         """
+        if self.change is not None:
+            log.info("%s: every pair is changed: augment=%s", key, self.change.name)
         pairs = list(self.tagged_pairs(left_out))
         if not pairs:
             raise InputError(f"{next(iter(self.files.values()))}: there is no sentence in it: check {key}")
@@ -212,7 +217,9 @@ def resolve_source(pair: PairConfig, key: str, *, languages: Columns, store_dir:
     """
     reader = _reader_of(pair)
     _refuse_unused(pair, key, *reader.unused)
-    return replace(reader.find(Named(pair, key, languages, store_dir / "copies")), tag=pair.tag)
+    found = reader.find(Named(pair, key, languages, store_dir / "copies"))
+    change = None if pair.augment is None else Change(pair.augment, languages)
+    return replace(found, tag=pair.tag, change=change)
 
 
 def is_copied(pair: PairConfig) -> bool:

@@ -21,7 +21,7 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from transformer.data.keyed import Keys, mix
+from transformer.data.keyed import Keys, Scores, mix, state, uniform
 from transformer.data.listed import Piece
 from transformer.data.store import Ids, Sentences
 from transformer.errors import InputError
@@ -32,7 +32,6 @@ _NEVER = np.iinfo(np.int64).max  # the rank of two symbols that do not merge
 _STREAM = 0x70696563  # names the random numbers of this module
 
 Flags = npt.NDArray[np.bool_]
-Scores = npt.NDArray[np.float64]
 
 
 class SubwordSampler:
@@ -82,8 +81,8 @@ class SubwordSampler:
 
         # Each character has random numbers of its own, whatever else is sampled beside it.
         stream = np.array([seed_for(seed, epoch, side, _STREAM)], np.uint64)  # (1,)
-        sentence_keys = mix(_state(mix(_state(stream, 0)), ids))  # (b,)
-        keys = mix(_state(sentence_keys[sentence], _positions(lengths)))  # (c,)
+        sentence_keys = mix(state(mix(state(stream, 0)), ids))  # (b,)
+        keys = mix(state(sentence_keys[sentence], _positions(lengths)))  # (c,)
 
         pieces = self._segmentation.segment(characters, starts, keys)  # (c,)
         is_piece = pieces != _NONE
@@ -95,20 +94,6 @@ def _positions(lengths: Ids) -> Ids:
     """`(2, 3)` -> `(0, 1, 0, 1, 2)`."""
     ends = lengths.cumsum()
     return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-
-
-# ---- random numbers -------------------------------------------------------------------------------------------------
-
-
-def _state(keys: Keys, number: Ids | int) -> Keys:
-    """The state of SplitMix64 (Steele et al., 2014) that begins at `keys`, after `number` + 1 steps."""
-    steps = np.asarray(number, np.uint64) + np.uint64(1)
-    return keys + steps * np.array([0x9E3779B97F4A7C15], np.uint64)  # arrays wrap around silently, scalars do not
-
-
-def _uniform(keys: Keys, number: int) -> Scores:
-    """The random number of each key that has this `number`, in [0, 1)."""
-    return (mix(_state(keys, number)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 # ---- characters of pieces -------------------------------------------------------------------------------------------
@@ -248,7 +233,7 @@ class _Merges:
 
         for step in count():
             # The first learnt of the merges that are not left out, in each segment.
-            ranks = np.where(_uniform(keys, step) < self.rate, _NEVER, self.ranks[made])  # (n,)
+            ranks = np.where(uniform(keys, step) < self.rate, _NEVER, self.ranks[made])  # (n,)
             firsts = sizes.cumsum() - sizes  # (s,)
             best = np.minimum.reduceat(ranks, firsts)  # (s,)
 
@@ -340,7 +325,7 @@ class _Lattice:
         while len(at):
             behind = np.where(lengths < left[at], totals[at + lengths], 0.0)
             shares = np.exp(log_probs[:, at] + behind - totals[at]).cumsum(axis=0)  # (L, n) the last is 1, but rounded
-            drawn = (shares <= _uniform(keys[at], 0) * shares[-1]).sum(axis=0)  # (n,) length - 1
+            drawn = (shares <= uniform(keys[at], 0) * shares[-1]).sum(axis=0)  # (n,) length - 1
             pieces[at] = edges[drawn, at]
             is_left = drawn + 1 < left[at]
             at = (at + drawn + 1)[is_left]

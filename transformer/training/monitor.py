@@ -177,8 +177,8 @@ def _log_beginning(run: Run) -> None:
         log.info("going on from step %d, saved at %s", step, time.strftime("%H:%M on %Y-%m-%d", time.localtime(saved)))
         return
 
-    if run.job.train.subword_sampling is not None:
-        log.info("before subword sampling, which makes more tokens, and so more steps of fewer pairs:")
+    if run.stores.changes:
+        log.info("before %s, which makes more tokens, and so more steps of fewer pairs:", run.stores.changes)
     # The loader plans the same epoch, and says what is wrong, unless the sample was too small.
     with suppress(InputError):
         log.info("%s", sample_epoch(run.stores.plain_lengths, run.batching).describe())

@@ -24,6 +24,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Device
 from transformer.cost import count_parameters
+from transformer.data.augmentation import Augmentation
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.plan import Batching
@@ -217,6 +218,15 @@ def _start_or_resume(
     return resume_run(job, prepared, checkpoint)
 
 
+def _augmentation(job: TrainJob, prepared: Prepared) -> Augmentation | None:
+    rates = job.train.augment.rates
+    if not rates:
+        return None
+    tags = {pair.tag for pair in job.data.sets().values() if pair.tag is not None}
+    languages = (job.data.src_lang, job.data.tgt_lang)
+    return Augmentation(rates, prepared.tokenizers, languages=languages, tags=sorted(tags), seed=job.train.seed)
+
+
 def build_run(
     job: TrainJob,
     resolved: Resolved,
@@ -250,6 +260,7 @@ def build_run(
         mixture=prepared.mixture,
         rate=job.train.subword_sampling,
         seed=job.train.seed,
+        augmentation=_augmentation(job, prepared),
     )
 
     # The state, and how to compute a step of it: in the first way that this device is sound in.

@@ -73,6 +73,7 @@ RECIPE = {  # base and big of English-German, base and big of English-French; wh
     "train.label_smoothing": 0.1,
     "train.clip_norm": None,
     "train.subword_sampling": None,
+    **{f"train.augment.{name}": 0.0 for name in ("unmarked", "typos", "title", "upper", "noise")},
     "train.ema_decay": None,
     "train.save_every": (1_500, 600, 1_500, 600),  # ten minutes: a step took 0.4 s and 1.0 s
     "train.average": (5, 20, 5, 20),

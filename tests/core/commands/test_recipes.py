@@ -43,6 +43,7 @@ PAPER: dict[str, Any] = {
     "train.weight_decay": 0.0,
     "train.label_smoothing": 0.1,
     "train.clip_norm": None,
+    **{f"train.augment.{name}": 0.0 for name in ("unmarked", "typos", "title", "upper", "noise")},
     "train.ema_decay": None,
     "train.save_every": 1_500,
     "train.keep_last": 5,
@@ -88,11 +89,20 @@ LOW_RESOURCE = PAPER | {
     "train.keep_last": 10,
     "train.average": 10,
 }
+# mozilla/translations, the OpusTrainer settings of its students.
+ROBUST = PAPER | {
+    "train.augment.unmarked": 0.2,
+    "train.augment.typos": 0.05,
+    "train.augment.title": 0.05,
+    "train.augment.upper": 0.07,
+    "train.augment.noise": 0.0005,
+}
 GOLDEN = {
     "paper": PAPER,
     "tensor2tensor": TENSOR2TENSOR,
     "scaling_nmt": SCALING_NMT,
     "low_resource": LOW_RESOURCE,
+    "robust": ROBUST,
 }
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 
@@ -136,7 +146,7 @@ def test_recipe_paper_is_the_defaults() -> None:
     assert compose("train", ["experiment=base", "recipe=paper"]) == compose("train", ["experiment=base"]) == TrainJob()
 
 
-@pytest.mark.parametrize("name", ["low_resource", "scaling_nmt", "tensor2tensor"])
+@pytest.mark.parametrize("name", ["low_resource", "robust", "scaling_nmt", "tensor2tensor"])
 def test_recipe_sets_only_what_deviates_from_the_paper(name: str) -> None:
     expected = {key for key in PAPER if GOLDEN[name][key] != PAPER[key]}
     if "train.learning_rate_scale" in expected:

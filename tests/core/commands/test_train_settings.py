@@ -149,7 +149,7 @@ FREE = {
     ),
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
     *("train.average", "train.samples", "train.trackers", "train.prefetch", "train.proof", "train.profile"),
-    *("data.dev.tag", "data.train.tgt_lang", "data.dev.tgt_lang"),
+    *("data.dev.tag", "data.train.tgt_lang", "data.dev.tgt_lang", "data.dev.augment"),
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
 NOTED |= {"train.kernels", "train.cuda_graphs"}
@@ -163,7 +163,10 @@ NOT_HERE = {
     "tokenizer.target.model",
     "train.fit_memory",
 }
-NOT_HERE |= {f"data.test.{name}.{key}" for name in ("test", "other") for key in ("tag", "tgt_lang")}  # of their own
+NOT_HERE |= {
+    f"data.test.{name}.{key}" for name in ("test", "other") for key in ("tag", "tgt_lang", "augment")
+}  # of their own
+NOT_HERE.add("data.train.augment")  # of no training set
 NOT_HERE.add("train.learning_rate_scale")  # changes nothing beside a rate
 CHOSEN = {  # where twice or half would be no value, or takes time
     "model.n_decoder_layers": 2,
@@ -171,6 +174,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "model.d_v": 8,
     **{f"data.{pair}.tag": "<x>" for pair in ("train", "dev")},
     **{f"data.{pair}.tgt_lang": "fr" for pair in ("train", "dev")},
+    "data.dev.augment": "upper",
     "data.filter.doctor": [Detector.copies],
     "data.bleu_tokenize": BleuTokenizer["intl"],
     "data.scores": ["bleu"],

@@ -168,7 +168,8 @@ def test_to_json_names_choices_and_keeps_nesting() -> None:
 
     data = to_json(SummaryJob(format=Format.json, model=ModelConfig(norm=Norm.pre)))
     assert (data["format"], data["model"]["norm"]) == ("json", "pre")
-    nothing = {"src": "", "tgt": "", "dataset": None, "subset": None, "split": None, "tag": None, "tgt_lang": None}
+    names = ("dataset", "subset", "split", "tag", "augment", "tgt_lang")
+    nothing = {"src": "", "tgt": "", **dict.fromkeys(names)}
     assert (data["data"]["train"], data["data"]["test"]) == (nothing, {})
 
 
@@ -335,6 +336,7 @@ ON_RESUME = {
     "data.train.subset": "a",
     "data.train.split": "a",
     "data.train.tgt_lang": "a",
+    "data.train.augment": "a",
     "data.train.tag": "r",
     "data.dev.src": "a",
     "data.dev.tgt": "a",
@@ -342,6 +344,7 @@ ON_RESUME = {
     "data.dev.subset": "a",
     "data.dev.split": "a",
     "data.dev.tgt_lang": "a",
+    "data.dev.augment": "a",
     "data.dev.tag": "r",  # but see test_tags
     "data.test.NAME.src": "a",
     "data.test.NAME.tgt": "a",
@@ -349,6 +352,7 @@ ON_RESUME = {
     "data.test.NAME.subset": "a",
     "data.test.NAME.split": "a",
     "data.test.NAME.tgt_lang": "a",
+    "data.test.NAME.augment": "a",
     "data.test.NAME.tag": "r",  # the same
     "data.extra.NAME.src": "a",
     "data.extra.NAME.tgt": "a",
@@ -356,6 +360,7 @@ ON_RESUME = {
     "data.extra.NAME.subset": "a",
     "data.extra.NAME.split": "a",
     "data.extra.NAME.tgt_lang": "a",
+    "data.extra.NAME.augment": "a",
     "data.extra.NAME.tag": "r",
     "data.extra.NAME.weight": "r",
     "data.temperature": "r",
@@ -397,6 +402,7 @@ ON_RESUME = {
     "train.label_smoothing": "r",
     "train.clip_norm": "r",
     "train.subword_sampling": "r",
+    **{f"train.augment.{name}": "r" for name in ("unmarked", "typos", "title", "upper", "noise")},
     "train.ema_decay": "r",
     "train.precision": "r",
     "train.device": "n",
