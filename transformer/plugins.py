@@ -58,7 +58,10 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "json": f"{_INTEGRATIONS}.json_array:read_json",
         "tmx": f"{_INTEGRATIONS}.tmx:read_tmx",
     },
-    "corpora": {"mtdata": f"{_INTEGRATIONS}.mtdata"},
+    "corpora": {
+        "mtdata": f"{_INTEGRATIONS}.mtdata",
+        **{name: f"{_INTEGRATIONS}.testsets" for name in ("bouquet", "flores", "ntrex", "wmt24pp")},
+    },
     "screen": {"doctor": f"{_TOOLS}.detectors.cleaning"},
     "augment": {name: f"{_TOOLS}.augment:{name}" for name in ("unmarked", "typos", "title", "upper", "noise", "mixed")},
     "search": {"torch": "transformer.decoding.backend", "ctranslate2": f"{_INTEGRATIONS}.engine.make"},

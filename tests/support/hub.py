@@ -8,12 +8,13 @@ import base64
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 import yaml
@@ -47,6 +48,9 @@ class HubHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
 
+    def has_token(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
     def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -71,6 +75,68 @@ def _running(server: Hub) -> Iterator[None]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield
     server.shutdown()
+
+
+# ---- a data set -----------------------------------------------------------------------------------------------------
+
+
+class DatasetHandler(HubHandler):
+    """Serves the folder as every data set of the owners; of half/half, no more than the beginning of a file."""
+
+    owners: Sequence[str] = ("wmt", "half")
+    gated: Sequence[str] = ()  # owners whose files are for those with TOKEN
+
+    def do_GET(self) -> None:
+        form = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        path, _, query = self.path.partition("?")
+        self.server.asked.append(path)
+        match path.strip("/").split("/"):
+            case ["api", "datasets", owner, _] | ["api", "datasets", owner, _, "revision", _] if owner in self.owners:
+                files = [file for file in self.server.folder.rglob("*") if file.is_file()]
+                siblings = [{"rfilename": self.entry(file)["path"]} for file in files]
+                self.reply_json({"id": "wmt/wmt14", "sha": self.server.commit, "siblings": siblings})
+            case ["api", "datasets", owner, _, "tree", _, *rest] if owner in self.owners:
+                folder = self.server.folder.joinpath(*rest)
+                found = folder.rglob("*") if "recursive=true" in query.lower() else folder.glob("*")
+                self.reply_json([self.entry(file) for file in sorted(found)])
+            case ["api", "datasets", owner, _, "paths-info", _] if owner in self.owners:
+                is_json = "json" in self.headers.get("Content-Type", "")
+                paths = json.loads(form)["paths"] if is_json else parse_qs(form)["paths"]
+                files = [self.server.folder / name for name in ([paths] if isinstance(paths, str) else paths)]
+                self.reply_json([self.entry(file) for file in files if file.exists()])
+            case ["datasets", owner, _, "resolve", *_] if owner in self.gated and not self.has_token():
+                self.reply(401, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"})
+            case ["datasets", owner, _, "resolve", _, *rest] if self.server.folder.joinpath(*rest).is_file():
+                self.send_file(self.server.folder.joinpath(*rest), dies=owner == "half" and rest[0] == "de-en")
+            case [*_, "resolve", _, _]:
+                self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.server.commit})
+            case _:
+                self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    do_HEAD = do_POST = do_GET
+
+    def entry(self, file: Path) -> dict[str, Any]:
+        name = str(file.relative_to(self.server.folder))
+        if file.is_dir():
+            return {"type": "directory", "oid": "0" * 40, "size": 0, "path": name}
+        content = file.read_bytes()
+        return {"type": "file", "oid": hashlib.sha1(content).hexdigest(), "size": len(content), "path": name}
+
+    def send_file(self, file: Path, *, dies: bool) -> None:
+        content, commit = file.read_bytes(), {"X-Repo-Commit": self.server.commit, "Accept-Ranges": "bytes"}
+        headers = {**commit, "ETag": f'"{self.entry(file)["oid"]}"'}
+        if self.command == "HEAD":
+            return self.reply(200, b"", {**headers, "Content-Length": str(len(content))})
+        if dies:
+            self.reply(206, b"PAR1", {**headers, "Content-Length": str(len(content))})
+            self.close_connection = True
+            return None
+        if self.headers.get("Range") is None:
+            return self.reply(200, content, headers)
+        first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+        part = content[int(first) : int(last) + 1 if last else None]
+        span = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
+        return self.reply(206, part, {**headers, "Content-Range": span})
 
 
 # ---- repositories of models -----------------------------------------------------------------------------------------
@@ -156,9 +222,6 @@ class ModelHandler(HubHandler):
         return self.answer(f"{owner}/{name}", repository, what, body)
 
     do_HEAD = do_POST = do_PUT = do_GET
-
-    def has_token(self) -> bool:
-        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def create(self, asked: dict[str, Any]) -> None:
         name = f"{asked['organization']}/{asked['name']}"

@@ -402,8 +402,8 @@ class PairConfig:
     dataset: Names | None = option(
         None,
         "instead of two texts: .tsv, .csv, .jsonl, .json, .parquet or .tmx, as a file, a pattern, a folder or a list; "
-        "a data set of the Hugging Face hub; a test set of sacreBLEU, as sacrebleu:wmt14; or a corpus that mtdata "
-        "knows, as mtdata:Statmt-europarl-10-deu-eng",
+        "a data set of the Hugging Face hub; a test set by name, as sacrebleu:wmt14, flores:devtest, "
+        "ntrex:test, wmt24pp:test or bouquet:test; or a corpus that mtdata knows, as mtdata:Statmt-europarl-10-deu-eng",
         on_resume=OnResume.allow,
     )
     subset: str | None = option(

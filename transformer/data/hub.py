@@ -14,6 +14,11 @@ from transformer.errors import InputError, TransformerError
 
 TRY_ELSEWHERE = "run this where it can be, or name a folder of this machine"
 
+GATED = (
+    "it is gated: log in to the hub in a browser, accept the conditions on its page, then `hf auth login` here with a "
+    "token of that account, or set HF_TOKEN"
+)
+
 COMMIT = re.compile(r"[0-9a-f]{40}")  # what a revision of a repository comes to
 
 _TOKEN = re.compile(r"hf_\w{4,}")
@@ -93,6 +98,8 @@ def _refusal(what: str, error: Exception) -> InputError | None:
 
     status = answer.response.status_code
     reason = first_cause(answer)
+    if is_gated(error):
+        return InputError(f"{what}: {GATED}")
     if status == 404 or isinstance(answer, RepositoryNotFoundError):  # of status 401, too, for who may not know of it
         return InputError(f"{what}: not found on the hub ({reason}): check the name, or log in")
     if status == 401:
@@ -102,6 +109,15 @@ def _refusal(what: str, error: Exception) -> InputError | None:
     if status == 429 or status >= 500:
         return Unreachable(f"{what}: the hub answers {status} ({reason}): try again later")
     return InputError(f"{what}: the hub refuses it ({_one_line(error)})")
+
+
+def is_gated(error: BaseException | None) -> bool:
+    """Whether the hub wants terms to be accepted first."""
+    from huggingface_hub.errors import GatedRepoError
+
+    while error is not None and not isinstance(error, GatedRepoError) and "is a gated dataset" not in str(error):
+        error = error.__cause__
+    return error is not None
 
 
 def first_cause(error: BaseException) -> str:

@@ -30,7 +30,7 @@ from transformer.config.settings import PairConfig
 from transformer.data.augmentation import Change
 from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import Pair, read_pairs, with_tag
-from transformer.data.hub import dataset_revision, first_cause
+from transformer.data.hub import GATED, dataset_revision, first_cause, is_gated
 from transformer.data.shards import Shard, find_files, is_of_language, list_folder, pair_up
 from transformer.data.table import BLOCK, TABLES, Columns, default_columns, format_of, pairs_of, read_table
 from transformer.data.testset import find_test_set, is_test_set
@@ -59,13 +59,20 @@ class Download:
 
 @dataclass(frozen=True)
 class CorpusRecord:
-    """What mtdata says of a corpus, and what came of it."""
+    """What a catalogue says of a corpus, and what came of it."""
 
-    mtdata: str  # the version
+    mtdata: str  # the version of mtdata; empty: another catalogue's
     citations: dict[str, str]  # BibTeX entries by key
     licence: str | None  # a name or a URL; None: mtdata does not say
     downloads: list[Download]
-    left_out: int  # pairs with an empty side
+    left_out: int  # pairs with an empty side, or that the catalogue calls bad
+    revision: str | None = None  # the commit of the hub
+    columns: list[str] | None = None  # of the hub, where they are called otherwise than the sides
+
+    @staticmethod
+    def upgrade(table: dict[Any, Any]) -> dict[Any, Any]:
+        """Before there were test sets by name, a corpus was mtdata's."""
+        return {"revision": None, "columns": None, **table}
 
 
 @dataclass(frozen=True)
@@ -341,8 +348,9 @@ def _copy_of_corpus(named: Named) -> Source:
         log.info("copying %s, once", wanted)
         record = catalogue.read_corpus(dataset, f"{key}.dataset={dataset}", sides=sides, folder=folder, write=write)
         if record.left_out:
-            log.info("%s: %d pairs with an empty side left out", wanted, record.left_out)
-        return DatasetOrigin(dataset, None, None, wanted.columns, revision=None, corpus=record)
+            log.info("%s: %d pairs with an empty side, or called bad, left out", wanted, record.left_out)
+        columns = record.columns or wanted.columns
+        return DatasetOrigin(dataset, None, None, columns, revision=record.revision, corpus=record)
 
     return _copy_once(named, [to_json(wanted)], fill)
 
@@ -443,10 +451,18 @@ def _write(file: BinaryIO, text: str) -> None:
 
 def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
     """The pairs as they come over the network, some thousands in memory at a time."""
+    columns = (wanted.columns[0], wanted.columns[1])
+    rows_read = 0
+    for block in stream_tables(wanted, revision):
+        yield from pairs_of(block, columns, str(wanted), before=rows_read)
+        rows_read += len(block)
+
+
+def stream_tables(wanted: HubDataset, revision: str | None) -> Iterator[Any]:
+    """All columns as they come over the network, as tables of pyarrow's of some thousand rows. Raises InputError."""
     import datasets
 
     datasets.disable_progress_bars()
-    columns = (wanted.columns[0], wanted.columns[1])
     rows_read = 0
     try:
         # A directory's path is made absolute, because a relative one such as `text` would be taken for a format.
@@ -467,13 +483,25 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
 
         rows = builder.as_streaming_dataset(split=wanted.split).with_format("arrow")
         for block in rows.iter(batch_size=BLOCK):
-            yield from pairs_of(block, columns, str(wanted), before=rows_read)
+            yield block
             rows_read += len(block)
     except TransformerError:
         raise
     except Exception as error:  # whatever a data set's files or the network bring about
         place = f"{wanted}: after row {rows_read}" if rows_read else str(wanted)
-        raise InputError(f"{place}: cannot be read ({first_cause(error)})") from error
+        reason = GATED if is_gated(error) else f"cannot be read ({first_cause(error)})"
+        raise InputError(f"{place}: {reason}") from error
+
+
+def hub_subsets(name: str, revision: str) -> list[str]:
+    """The names of a hub data set's subsets. Raises InputError."""
+    import datasets
+
+    try:
+        return datasets.get_dataset_config_names(name, revision=revision)
+    except Exception as error:
+        reason = GATED if is_gated(error) else f"cannot be read ({first_cause(error)})"
+        raise InputError(f"{name}: {reason}") from error
 
 
 def _check_own(file: str, wanted: HubDataset, *, is_local: bool) -> None:

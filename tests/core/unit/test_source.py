@@ -1,7 +1,6 @@
 """Data sets of the hub: a twin of wmt/wmt14 in a folder, and the same behind a server that plays the hub."""
 
 import copy
-import hashlib
 import json
 import multiprocessing
 import re
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pyarrow
 import pytest
@@ -20,7 +18,7 @@ from pyarrow import parquet
 
 from support.compressed import compressed
 from support.corpora import Shell, read, run, steps_of, tiny_job, write_corpus
-from support.hub import COMMIT, Hub, HubHandler, serving
+from support.hub import COMMIT, DatasetHandler, Hub, serving
 from support.observers import watch_disk
 from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import ExtraConfig, PairConfig
@@ -664,63 +662,9 @@ def test_resolve_source_names_a_remedy_that_the_command_has(key: str, remedy: st
 # ---- the hub, played by a server ------------------------------------------------------------------------------------
 
 
-class Answer(HubHandler):
-    """Serves the data set wmt/wmt14; of half/half, no more than the beginning of a file."""
-
-    def do_GET(self) -> None:
-        form = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-        path, _, query = self.path.partition("?")
-        self.server.asked.append(path)
-        match path.strip("/").split("/"):
-            case ["api", "datasets", "wmt" | "half", _] | ["api", "datasets", "wmt" | "half", _, "revision", _]:
-                files = [file for file in self.server.folder.rglob("*") if file.is_file()]
-                siblings = [{"rfilename": self.entry(file)["path"]} for file in files]
-                self.reply_json({"id": "wmt/wmt14", "sha": self.server.commit, "siblings": siblings})
-            case ["api", "datasets", "wmt" | "half", _, "tree", _, *rest]:
-                folder = self.server.folder.joinpath(*rest)
-                found = folder.rglob("*") if "recursive=true" in query.lower() else folder.glob("*")
-                self.reply_json([self.entry(file) for file in sorted(found)])
-            case ["api", "datasets", "wmt" | "half", _, "paths-info", _]:
-                is_json = "json" in self.headers.get("Content-Type", "")
-                paths = json.loads(form)["paths"] if is_json else parse_qs(form)["paths"]
-                files = [self.server.folder / name for name in ([paths] if isinstance(paths, str) else paths)]
-                self.reply_json([self.entry(file) for file in files if file.exists()])
-            case ["datasets", owner, _, "resolve", _, *rest] if self.server.folder.joinpath(*rest).is_file():
-                self.send_file(self.server.folder.joinpath(*rest), dies=owner == "half" and rest[0] == "de-en")
-            case [*_, "resolve", _, _]:
-                self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.server.commit})
-            case _:
-                self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-
-    do_HEAD = do_POST = do_GET
-
-    def entry(self, file: Path) -> dict[str, Any]:
-        name = str(file.relative_to(self.server.folder))
-        if file.is_dir():
-            return {"type": "directory", "oid": "0" * 40, "size": 0, "path": name}
-        content = file.read_bytes()
-        return {"type": "file", "oid": hashlib.sha1(content).hexdigest(), "size": len(content), "path": name}
-
-    def send_file(self, file: Path, *, dies: bool) -> None:
-        content, commit = file.read_bytes(), {"X-Repo-Commit": self.server.commit, "Accept-Ranges": "bytes"}
-        headers = {**commit, "ETag": f'"{self.entry(file)["oid"]}"'}
-        if self.command == "HEAD":
-            return self.reply(200, b"", {**headers, "Content-Length": str(len(content))})
-        if dies:
-            self.reply(206, b"PAR1", {**headers, "Content-Length": str(len(content))})
-            self.close_connection = True
-            return None
-        if self.headers.get("Range") is None:
-            return self.reply(200, content, headers)
-        first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
-        part = content[int(first) : int(last) + 1 if last else None]
-        span = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
-        return self.reply(206, part, {**headers, "Content-Range": span})
-
-
 @pytest.fixture
 def hub(twin: Path) -> Iterator[Hub]:
-    with serving(twin, Answer) as server:
+    with serving(twin, DatasetHandler) as server:
         yield server
 
 

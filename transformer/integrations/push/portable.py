@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transformer import plugins
 from transformer.config.jobs import ON_HUB, TrainJob
 from transformer.config.settings import DataConfig, PairConfig
-from transformer.data import testset
 from transformer.data.report import DataReport, FileReport, SetReport
 from transformer.data.source import DatasetOrigin
-from transformer.integrations import mtdata
+from transformer.data.testset import PREFIX
 from transformer.records import Imported, Origin, RunRecord
 from transformer.run_dir import tokenizer_digests
 
-_BY_NAME = (ON_HUB, mtdata.PREFIX, testset.PREFIX)
+_BY_NAME = (ON_HUB, PREFIX, *(f"{catalogue}:" for catalogue in plugins.OWN["corpora"]))
 _ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # a data set
 
 

@@ -84,7 +84,8 @@ def _origins(report: DataReport, whose: str) -> Table:
             continue
         digests = " ".join(download.sha256[:DIGITS] for download in corpus.downloads)
         licence, citations = corpus.licence or UNKNOWN, ", ".join(corpus.citations) or UNKNOWN
-        rows.append([name, str(counts.origin), f"mtdata {corpus.mtdata}", licence, citations, digests])
+        revision = counts.origin.revision or f"mtdata {corpus.mtdata}"
+        rows.append([name, str(counts.origin), revision, licence, citations, digests])
     head = ["set", "data set", "revision", "licence", "to cite (BibTeX in data.json)", "SHA-256 of the downloads"]
     return Table(f"Data sets by name{whose}", head, rows, is_numeric=False)
 
