@@ -17,6 +17,7 @@ import io
 import logging
 import re
 import unicodedata
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -29,6 +30,7 @@ import numpy as np
 from transformer.config.settings import FilterConfig
 from transformer.data.compression import DAMAGE, damaged, open_bytes
 from transformer.errors import InputError
+from transformer.files import Digest
 
 Pair = tuple[str, str]
 
@@ -228,6 +230,32 @@ def _decode(block: bytes, path: Path, *, before: int) -> str:
             f"{path}:{number}: not UTF-8: byte {column} of the line is 0x{block[error.start]:02x}: "
             "mend the line or convert the file (by iconv -f cp1252 -t UTF-8, where an older Windows wrote it)"
         ) from error
+
+
+def digest_lines(path: Path) -> tuple[Digest, bool]:
+    """Size and SHA-256 of a file, read in one pass, and whether `digest_pairs` has the same for its lines.
+
+    It has another one where a line ends in "\r\n", the last one in nothing, or a line is too long or begins with a BOM.
+    Raises OSError.
+    """
+    sha256 = hashlib.sha256()
+    size = 0
+    unfinished = 0  # bytes of the line whose end has not been read yet
+    tail = b"\n"  # the last bytes of what has been read
+    are_alike = True
+    with path.open("rb") as file:
+        while block := file.read(_BUFFER):
+            sha256.update(block)
+            size += len(block)
+
+            text = tail + block
+            tail = text[-3:]
+            end = block.find(b"\n")
+            longest = unfinished + (len(block) if end < 0 else end)  # no other line of the block can be too long
+            unfinished = longest if end < 0 else len(block) - block.rfind(b"\n") - 1
+            marks = (b"\r\n", b"\r"), (b"\n" + BOM_UTF8, BOM_UTF8[:1])  # a single byte is found much faster
+            are_alike &= longest <= LONGEST_LINE and not any(byte in text and mark in text for mark, byte in marks)
+    return Digest(size, sha256.hexdigest()), are_alike and tail.endswith(b"\n")
 
 
 def digest_pairs(pairs: Iterable[Pair]) -> list[str]:

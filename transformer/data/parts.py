@@ -223,7 +223,8 @@ class _Range:
     def check(self, parts: int) -> None:
         """Raise InputError unless the files hold what part 0 has read."""
         for path, known in zip(self.shard.files.values(), self.known, strict=True):
-            if describe_file(path, "data.train").sha256 != known.sha256:
+            found, _ = describe_file(path, "data.train")
+            if found.sha256 != known.sha256:
                 raise InputError(
                     f"{path}: not the text that part 0 has read: put that back, or give part=0/{parts} again"
                 )

@@ -139,7 +139,7 @@ class Source:
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether the bytes of the files are the text: of one file a side, since several may be cut in any way."""
+        """Whether the bytes of the files may be the text: of one file a side, since several may be cut in any way."""
         return (
             self.columns is None
             and len(self.shards) == 1

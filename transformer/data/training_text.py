@@ -20,13 +20,13 @@ from transformer.config.jobs import TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
-from transformer.data.corpus import Pair, digest_pairs
+from transformer.data.corpus import Pair, digest_lines, digest_pairs
 from transformer.data.report import FileReport
 from transformer.data.source import Source, is_copied, resolve_source, store_beside
 from transformer.data.store import STORE_VERSION
 from transformer.data.tokenizer import Tokenizer, read_model, read_models
 from transformer.errors import InputError, StorageError
-from transformer.files import digest_file, read_json, write_json
+from transformer.files import read_json, write_json
 from transformer.machine import resolve_threads
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER, RunDir, list_steps
 
@@ -43,6 +43,7 @@ class TextSet:
     source: Source
     languages: tuple[str, str]  # of both sides, as they are set
     files: dict[str, FileReport] = field(default_factory=dict)  # empty: they have not been digested
+    is_plain_text: bool = False  # whether the digests of its files are those of its text: see `digest_lines`
     pairs: list[Pair] | None = None  # None: of a training set, which is read block by block
     left_out: dict[str, int] = field(default_factory=dict)  # beside pairs, by kind; of a training set: see `Digests`
 
@@ -172,20 +173,22 @@ def open_sets(data: DataConfig, store_dir: Path) -> dict[str, TextSet]:
     sets = {}
     for name, pair in configured_sets(data).items():
         found = find_set(pair, name, data, store_dir=store_dir)
-        files = {part: describe_file(path, f"data.{name}") for part, path in found.source.files.items()}
+        described = {part: describe_file(path, f"data.{name}") for part, path in found.source.files.items()}
+        files = {part: file for part, (file, _) in described.items()}
+        is_plain_text = found.source.is_plain_text and all(is_plain for _, is_plain in described.values())
         left_out = Counter[str]()
         pairs = None if name in trained_on else found.source.load(f"data.{name}", left_out)
-        sets[name] = replace(found, files=files, pairs=pairs, left_out=left_out)
+        sets[name] = replace(found, files=files, is_plain_text=is_plain_text, pairs=pairs, left_out=left_out)
     return sets
 
 
-def describe_file(path: Path, key: str) -> FileReport:
-    """Path, size and digest of a file."""
+def describe_file(path: Path, key: str) -> tuple[FileReport, bool]:
+    """Path, size and digest of a file, and whether that is the digest of its lines, too."""
     try:
         if path.is_fifo():
             raise InputError(f"{path}: a pipe, but text is read several times: write it to a file for {key}")
         str(path).encode()
-        digest = digest_file(path)
+        digest, is_of_lines = digest_lines(path)
     except UnicodeEncodeError:
         raise InputError(f"{str(path)!a}: its name is not in UTF-8, so no record could hold it: rename it") from None
     except OSError as error:
@@ -193,7 +196,7 @@ def describe_file(path: Path, key: str) -> FileReport:
         if key.startswith("data.test."):
             remedy += f"; where the experiment has brought this set, '~{key}' leaves it out"
         raise InputError(f"{path}: cannot be read ({error.strerror or error}): {remedy}") from error
-    return FileReport(str(path), digest.size, digest.sha256)
+    return FileReport(str(path), digest.size, digest.sha256), is_of_lines
 
 
 # ---- a tokenizer that is given, not trained -------------------------------------------------------------------------
@@ -266,8 +269,8 @@ def _tokenizer_run_dir(run_dir: str, init_from: str) -> RunDir:
 class Digests:
     """The SHA-256 of everything that a prepared corpus depends on, with its text, and with the files that have it.
 
-    The second is known at once. The first takes another reading where the files are no plain text, so it is kept, and
-    with it what that reading has counted.
+    The second is known at once. The first takes another reading where the files are no plain text, or have other ends
+    of lines than we write, so it is kept, and with it what that reading has counted.
     """
 
     of_text: str
@@ -297,7 +300,7 @@ def digest_text(corpus: TrainingText, store_dir: Path) -> Digests:
         [text_set.columns, *(file.sha256 for file in text_set.files.values())] for text_set in corpus.sets
     ]
     of_files = _digest(corpus, texts)
-    if all(text_set.source.is_plain_text for text_set in corpus.sets):
+    if all(text_set.is_plain_text for text_set in corpus.sets):
         return Digests(of_files, of_files)
 
     known = Digests.recall(of_files, store_dir)
@@ -307,7 +310,7 @@ def digest_text(corpus: TrainingText, store_dir: Path) -> Digests:
     log.info("reading the training text for its digest")
     left_out = [Counter[str]() for _ in corpus.sets]
     for number, text_set in enumerate(corpus.sets):
-        if not text_set.source.is_plain_text:
+        if not text_set.is_plain_text:
             texts[number] = [None, *digest_pairs(text_set.source.pairs(left_out[number]))]
     return Digests(_digest(corpus, texts), of_files, [dict(counts) for counts in left_out] if any(left_out) else [])
 

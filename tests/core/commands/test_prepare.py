@@ -532,7 +532,7 @@ def test_prepare_digests_an_extra_corpus_but_not_its_weight(job: TrainJob) -> No
 
 
 def test_prepare_finds_the_same_corpus_in_each_form(job: TrainJob) -> None:
-    """Text, TSV, JSON lines and Parquet have one digest, and so one store; their bytes differ."""
+    """Text, TSV, JSON lines and Parquet have one digest, and so one store, whatever their bytes and their line ends."""
     plain, folder = prepare(job), Path(job.data.train.src).parent
     rows = [{"en": spell(n, WORDS), "de": spell(n, ZAHLEN)} for n in range(500)]
     write(folder / "a.tsv", [f"{row['en']}\t{row['de']}" for row in rows])
@@ -540,8 +540,16 @@ def test_prepare_finds_the_same_corpus_in_each_form(job: TrainJob) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "a.parquet", row_group_size=99)
     for side in (job.data.train.src, job.data.train.tgt):
         Path(f"{side}.gz").write_bytes(gzip.compress(Path(side).read_bytes()))
-    tables = [PairConfig(dataset=str(folder / name)) for name in ("a.tsv", "a.jsonl.gz", "a.parquet")]
-    for train in (*tables, PairConfig(f"{job.data.train.src}.gz", job.data.train.tgt)):
+        lines = Path(side).read_bytes()
+        Path(f"{side}.crlf").write_bytes(lines.replace(b"\n", b"\r\n"))
+        Path(f"{side}.one").write_bytes(lines.replace(b"\n", b"\r\n", 1))
+        Path(f"{side}.bom").write_bytes(b"\xef\xbb\xbf" + lines)
+        Path(f"{side}.end").write_bytes(lines.removesuffix(b"\n"))
+    Path(folder / "c.tsv").write_bytes((folder / "a.tsv").read_bytes().replace(b"\n", b"\r\n"))
+    tables = [PairConfig(dataset=str(folder / name)) for name in ("a.tsv", "c.tsv", "a.jsonl.gz", "a.parquet")]
+    sides = (job.data.train.src, job.data.train.tgt)
+    pairs = [PairConfig(f"{sides[0]}.{end}", f"{sides[1]}.{end}") for end in ("crlf", "one", "bom", "end")]
+    for train in (*tables, *pairs, PairConfig(f"{sides[0]}.gz", sides[1])):
         job.data.train = train
         job.data.test = {"first": job.data.train}
         prepared = prepare(job)

@@ -19,6 +19,7 @@ from transformer.data.corpus import (
     EMPTY,
     IDENTICAL,
     KEPT,
+    digest_lines,
     digest_pairs,
     read_lines,
     read_pairs,
@@ -352,6 +353,27 @@ def test_digest_pairs_is_that_of_two_text_files(tmp_path: Path) -> None:
     )
     assert digest_pairs(read_pairs(one, other)) == [sha256(path.read_bytes()).hexdigest() for path in (one, other)]
     assert digest_pairs([]) == [sha256(b"").hexdigest()] * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "is_of_lines"),
+    [
+        *((b"", True), (b"a\nb\n", True), (b"a\rb\n\n", True), (b"a \xef\xbb\xbf\n", True)),
+        *((b"a\nb", False), (b"a\nb\r", False), (b"a\nb\r\n", False), (b"\xef\xbb\xbfa\nb\n", False)),
+        *((b"a\n\xef\xbb\xbfb\n", False), (b"a\n" + b"b" * (1 << 18) + b"\n", True)),
+        (b"a\n" + b"b" * (1 << 18) + b"c\n", False),
+        *((b"a\n" * ((1 << 17) - 1) + between, False) for between in (b"b\r\n", b"\n\n\xef\xbb\xbf\n")),  # two blocks
+    ],
+)
+def test_digest_lines_says_whether_a_file_has_the_digest_of_its_lines(
+    content: bytes, is_of_lines: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    digest, is_found = digest_lines(path)
+    assert (digest.size, digest.sha256) == (len(content), sha256(content).hexdigest())
+    assert is_found == is_of_lines
+    assert is_of_lines == (digest_pairs((line, "") for line in read_lines(path))[0] == digest.sha256)
 
 
 @pytest.mark.parametrize("text", ["a\r", "\ufeffa", "a" * 300_000])

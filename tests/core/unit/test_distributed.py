@@ -38,7 +38,7 @@ from support.corpora import (
 from support.interventions import after_each_update, before_each_pass, before_each_update, spoilt_gradients
 from support.paths import ROOT
 from support.ranks import ranks
-from transformer import distributed, files
+from transformer import distributed
 from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import (
     DataConfig,
@@ -326,12 +326,12 @@ def test_train_has_rank_0_alone_read_the_corpus(tmp_path: Path, corpus: DataConf
         sys.addaudithook(note)
         hashed: list[Path] = []
 
-        def digest(path: Path) -> Any:
+        def note_digest(digest: Callable[[Path], Any], path: Path) -> Any:
             hashed.append(path)
-            return files.digest_file(path)
+            return digest(path)
 
-        for module in (store, training_text):
-            pytest.MonkeyPatch().setattr(module, "digest_file", digest)
+        for module, name in (store, "digest_file"), (training_text, "digest_lines"):
+            pytest.MonkeyPatch().setattr(module, name, partial(note_digest, getattr(module, name)))
         run(job(tmp_path / "a", corpus))
         texts = {corpus.train.src, corpus.train.tgt, corpus.dev.src, corpus.dev.tgt, corpus.test["test"].src}
         sys.stdout.write(f"\n{sorted({Path(path).name for path in opened if path in texts})}; {len(hashed) > 0}")
