@@ -23,6 +23,7 @@ def pairs_of(name: str) -> list[Pair]:
 
 TRAIN, DEV = pairs_of("train"), pairs_of("dev")
 EXCHANGED = "sources look like {1}, and its targets like {0}: exchange data.train.src and data.train.tgt"
+COPIES = [(source, source) for source, _ in TRAIN]
 JAPANESE = [("これは私の新しい本です。", "This is my new book.")] * 40
 
 
@@ -34,10 +35,14 @@ def exchanged(pairs: list[Pair]) -> list[Pair]:
     return [(target, source) for source, target in pairs]
 
 
-@pytest.mark.parametrize("codes", [("en", "de"), ("eng", "de_AT"), ("en", "fr"), ("xx", "yy"), ("en", "en")])
+@pytest.mark.parametrize("codes", [("en", "de"), ("eng_Latn", "de_AT"), ("en", "fr"), ("xxx", "yyy"), ("en", "en")])
 def test_sound_text_has_no_fault(codes: tuple[str, str]) -> None:
-    """Nor has text whose languages are named wrongly: no side of it is in the language of the other."""
+    """Nor has text whose languages are named wrongly: no side of it is in the language of the other.
+
+    Copies of the source may be trained on beside the corpus (Currey et al., 2017, "Copied monolingual data").
+    """
     assert said(TRAIN, codes=codes) == []
+    assert warnings_of({"train": TRAIN, "extra.copies": COPIES}, {"train": codes, "extra.copies": codes}) == []
     assert warnings_of({"train": [], "dev": []}, {"train": codes, "dev": codes}) == []
 
 
@@ -58,6 +63,19 @@ def test_sound_text_has_no_fault(codes: tuple[str, str]) -> None:
         ([("de", "en"), *TRAIN], DEV, ("en", "de"), "a header (de / en)"),
         ([("source", "source"), *TRAIN], DEV, ("en", "de"), ""),
         ([("The source", "Die Quelle"), *TRAIN], DEV, ("en", "de"), ""),
+        (exchanged(TRAIN), DEV, ("en", "xxx"), EXCHANGED.format("en", "xxx")),
+        (exchanged(TRAIN), DEV, ("xxx", "de"), EXCHANGED.format("xxx", "de")),
+        (COPIES, DEV, ("en", "de"), "data.train: 20,000 of 20,000 targets equal their sources: name the file of trans"),
+        ([*COPIES[:9_000], *TRAIN[9_000:]], DEV, ("en", "de"), ""),
+        ([*COPIES[:11_000], *TRAIN[11_000:]], DEV, ("en", "de"), "data.train: 11,000 of 20,000 targets equal"),
+        (TRAIN, COPIES[:12], ("en", "de"), "data.dev: 12 of 12 targets equal their sources"),
+        ([*TRAIN, *[("", "")] * 30_000], DEV, ("en", "de"), ""),
+        (
+            TRAIN,
+            DEV,
+            ("jp", "de"),
+            "data.src_lang=jp: not a code of ISO 639; did you mean ja? give two or three letters",
+        ),
         (TRAIN, [("en", "de"), *DEV], ("en", "de"), "data.dev: its first pair is a header (en / de)"),
         (TRAIN, TRAIN[:400], ("en", "de"), "pairs are among the first 20,000 of data.train: "),
         (TRAIN, [*DEV, *TRAIN[:3]], ("en", "de"), ""),

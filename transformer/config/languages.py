@@ -61,6 +61,10 @@ _SHORT = {three: two for two, _, three in (pair.partition(":") for pair in (_BOT
 
 _NAME = dict(entry.split(":") for entry in " ".join(_NAMES.split()).split(", "))
 
+# What is typed for a code: names, countries, and codes of old.
+_MEANT = {name.lower(): code for code, name in _NAME.items()}
+_MEANT |= {"cn": "zh", "cz": "cs", "dk": "da", "gr": "el", "jp": "ja", "ua": "uk", "vn": "vi", "in": "id", "iw": "he"}
+
 # Written without spaces between words.
 UNSPACED = frozenset({"bo", "dz", "ja", "km", "lo", "my", "th", "zh"})
 
@@ -80,7 +84,9 @@ def language_of(code: str, key: str) -> str:
     language = _SHORT.get(primary, primary)
     if len(language) == 3 or language in _TWO_LETTERS:
         return language
+    meant = _MEANT.get(code.lower()) or _MEANT.get(primary)
+    hint = f"; did you mean {meant}?" if meant else ":"
     raise InputError(
-        f"{key}={code}: not a code of ISO 639: give two or three letters, such as de, zh, ja or deu, zho, jpn "
+        f"{key}={code}: not a code of ISO 639{hint} give two or three letters, such as de, zh, ja or deu, zho, jpn "
         "(a region or script may follow: zh-Hant)"
     )

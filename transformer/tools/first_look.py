@@ -6,22 +6,14 @@ A fault is said only where it is plain: who trains on sound text should never re
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 
 from transformer.config.languages import language_of, name_of
 from transformer.data.corpus import Pair
 from transformer.errors import InputError
-from transformer.tools.detectors.languages import (
-    FUNCTION_WORDS,
-    expected_script,
-    is_accepted,
-    letters_by_script,
-    words_of,
-)
+from transformer.tools.detectors.languages import are_exchanged
 
-MOST_LINES = 500  # of a side, which tell its language
-PLAIN = 3.0  # times as many signs of one language as of the other
-FEWEST_SIGNS = 100  # words, or letters
+FEWEST_TOLD = 10  # pairs, of which copies are a share
+MOST_COPIES = 0.5  # of a set
 LEAST_SHARE = 0.05  # of an evaluation set that may be trained on
 FEWEST_PAIRS = 50  # of an evaluation set
 SHORT = 40  # characters of both sides: such pairs recur by chance
@@ -31,17 +23,20 @@ HEADINGS |= {f"{side} {what}" for side in ("source", "target") for what in ("tex
 
 
 def warnings_of(sets: Mapping[str, Sequence[Pair]], languages: Mapping[str, tuple[str, str]]) -> list[str]:
-    """What is plainly wrong, each in a line: a header, exchanged sides, a set for evaluation that is trained on.
+    """What is plainly wrong, each in a line: a code that is none, a header, copies or exchanged sides in a set, and a
+    set for evaluation that is trained on.
 
     `sets` has the first pairs of each set by its name, `languages` the codes of its two sides.
     """
-    found = []
+    found = _bad_codes(languages)
     for name, pairs in sets.items():
-        if pairs and _is_header(pairs[0], languages[name]):
+        source, target = languages[name]
+        if pairs and is_header(pairs[0], languages[name]):
             shown = " / ".join(pairs[0])
             found.append(f"data.{name}: its first pair is a header ({shown}), and no text: remove that line")
-        if _are_exchanged(pairs, languages[name]):
-            source, target = languages[name]
+        if copies := _copies(name, pairs):
+            found.append(copies)
+        elif are_exchanged([pair[0] for pair in pairs], [pair[1] for pair in pairs], (_code(source), _code(target))):
             found.append(
                 f"data.{name}: its sources look like {target}, and its targets like {source}: exchange "
                 f"data.{name}.src and data.{name}.tgt, or data.src_lang and data.tgt_lang"
@@ -52,7 +47,18 @@ def warnings_of(sets: Mapping[str, Sequence[Pair]], languages: Mapping[str, tupl
     return found
 
 
-def _is_header(pair: Pair, languages: tuple[str, str]) -> bool:
+def _bad_codes(languages: Mapping[str, tuple[str, str]]) -> list[str]:
+    """What to say of the language of the sources, where that is no code; of the targets it is refused."""
+    found = []
+    for code in dict.fromkeys(source for source, _ in languages.values()):
+        try:
+            language_of(code, "data.src_lang")
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
+def is_header(pair: Pair, languages: tuple[str, str]) -> bool:
     """Whether both sides name what stands below them."""
     words = [re.sub(r"[\W_]+", " ", side).strip().lower() for side in pair]
     names = {name.lower() for code in languages for name in (code, _code(code), name_of(_code(code)))}
@@ -66,34 +72,16 @@ def _code(language: str) -> str:
     return language
 
 
-def _are_exchanged(pairs: Sequence[Pair], languages: tuple[str, str]) -> bool:
-    """Whether each side is plainly in the language of the other."""
-    sides = [[pair[side] for pair in islice(pairs, MOST_LINES)] for side in (0, 1)]
-    codes = [_code(language) for language in languages]
-    in_source, in_target = (_signs(texts, codes) for texts in sides)
-    return _is_other(in_source, own=0) and _is_other(in_target, own=1)
-
-
-def _is_other(signs: Sequence[int], *, own: int) -> bool:
-    """Whether a side has far more signs of the other language than of its own."""
-    return signs[1 - own] > max(FEWEST_SIGNS, PLAIN * signs[own])
-
-
-def _signs(texts: Sequence[str], languages: Sequence[str]) -> list[int]:
-    """How many letters of its script, or where both have one script, of its function words each language has here."""
-    scripts = [expected_script(language, {}) for language in languages]
-    if not is_accepted(*scripts):
-        letters = [letters_by_script(text) for text in texts]
-        return [
-            sum(count for line in letters for script, count in line.items() if is_accepted(script, expected))
-            for expected in scripts
-        ]
-
-    words = [word for text in texts for word in words_of(text)]
-    of_language = [set(FUNCTION_WORDS.get(language, "").split()) for language in languages]
-    if not all(of_language):
-        return [0, 0]
-    return [sum(word in known for word in words) for known in of_language]
+def _copies(name: str, pairs: Sequence[Pair]) -> str:
+    """What to say of a set with more copies than translations; nothing of copies that are trained on by design."""
+    told = [source.strip() == target.strip() for source, target in pairs if source.strip() and target.strip()]
+    copies = sum(told)
+    if name.startswith("extra.") or len(told) < FEWEST_TOLD or copies <= MOST_COPIES * len(told):
+        return ""
+    return (
+        f"data.{name}: {copies:,} of {len(told):,} targets equal their sources: name the file of translations by "
+        f"data.{name}.tgt, or a table of both sides by data.{name}.dataset"
+    )
 
 
 def _overlap(name: str, training: str, sets: Mapping[str, Sequence[Pair]]) -> str:

@@ -1,5 +1,7 @@
 """Language codes, against ISO 639 as its registration authorities publish it."""
 
+import re
+
 import pytest
 
 from transformer.config.languages import language_of
@@ -30,4 +32,16 @@ def test_language_of_is_the_shortest_code(language: str, codes: list[str]) -> No
 def test_language_of_refuses_what_is_no_code(code: str) -> None:
     with pytest.raises(InputError) as refused:
         language_of(code, "data.src_lang")
-    assert str(refused.value).startswith(f"data.src_lang={code}: not a code of ISO 639: give two or three letters")
+    message = str(refused.value)
+    assert re.match(
+        rf"data\.src_lang={code}: not a code of ISO 639(: |; did you mean \w+\? )give two or three lett", message
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("jp", "ja"), ("cn", "zh"), ("zn-CN", ""), ("GR", "el"), ("jp_JP", "ja"), ("german", "de"), ("Chinese", "zh")],
+)
+def test_language_of_says_what_was_meant(typed: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"; did you mean {meant}[?] give" if meant else "639: give"):
+        language_of(typed, "data.src_lang")

@@ -3,10 +3,15 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
 EVIDENCE = 12.0  # nats of a line's trigrams in favour of a language, to be certain of it
+
+MOST_LINES = 500  # of a side, which tell whether it is exchanged
+PLAIN = 3.0  # times as many signs of a language on the other side as on its own
+FEWEST_SIGNS = 100  # words, or letters
+
 LEAST_WORDS = 3  # different function words of another language, with none of its own, make a line foreign
 
 # The commonest short words of some languages. Those that two of them share only weaken the sign.
@@ -112,3 +117,39 @@ def expected_script(code: str, letters: Mapping[str, int]) -> str:
 def is_accepted(script: str, expected: str) -> bool:
     """Whether a text of one script may be in a language of the other."""
     return script == expected or {script, expected} <= _EAST_ASIAN
+
+
+def are_exchanged(sources: Sequence[str], targets: Sequence[str], languages: tuple[str, str]) -> bool:
+    """Whether each side is plainly in the language of the other, as far as the signs of the two languages are known."""
+    sides = [texts[:MOST_LINES] for texts in (sources, targets)]
+    scripts = [expected_script(language, {}) for language in languages]
+    are_told_by_script = not is_accepted(*scripts)
+
+    signs: dict[int, list[int]] = {}  # by the side whose language they are of: how many each side has
+    for own, language in enumerate(languages):
+        if are_told_by_script:
+            signs[own] = _letters(sides, scripts[own])
+        elif language in FUNCTION_WORDS and languages[0] != languages[1]:
+            signs[own] = _known_words(sides, language)
+    return bool(signs) and all(
+        of_sides[1 - own] > max(FEWEST_SIGNS, PLAIN * of_sides[own]) for own, of_sides in signs.items()
+    )
+
+
+def _known_words(sides: Sequence[Sequence[str]], language: str) -> list[int]:
+    """How many function words of a language each side has."""
+    known = set(FUNCTION_WORDS[language].split())
+    return [sum(word in known for text in texts for word in words_of(text)) for texts in sides]
+
+
+def _letters(sides: Sequence[Sequence[str]], expected: str) -> list[int]:
+    """How many letters each side has of a script, or of one that is accepted for it."""
+    return [
+        sum(
+            count
+            for text in texts
+            for script, count in letters_by_script(text).items()
+            if is_accepted(script, expected)
+        )
+        for texts in sides
+    ]
