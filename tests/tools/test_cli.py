@@ -52,6 +52,7 @@ from transformer.cli.completion import complete
 from transformer.cli.overrides import parse_arguments
 from transformer.config.compose import composing_error
 from transformer.config.jobs import AverageJob, EvaluateJob, Job, PrepareJob, ScoreJob, TrainJob, TranslateJob
+from transformer.config.keys import keys_of
 from transformer.config.settings import (
     Algorithm,
     Decay,
@@ -106,8 +107,9 @@ JOBS = {
 
 @dataclass(frozen=True)
 class Printed:
-    """The help of every command, and the slow packages that printing it imported."""
+    """The help of every command, in short and with all keys, and the slow packages that printing it imported."""
 
+    short: dict[str, str]
     texts: dict[str, str]
     imported: list[str]
 
@@ -121,18 +123,19 @@ def experiments() -> dict[str, TrainJob]:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
-    """What `transformer COMMAND --help` prints, in a process of its own."""
+    """What `transformer COMMAND --help` and `--help all` print, in a process of their own."""
     code = (
         "import io, json, sys, contextlib\n"
         "from transformer.cli.main import main\n"
-        "texts = {}\n"
-        f"for command in {list(JOBS)!r}:\n"
-        "    sys.argv, out = ['transformer', command, '--help'], io.StringIO()\n"
+        "def printed(*arguments):\n"
+        "    sys.argv, out = ['transformer', *arguments], io.StringIO()\n"
         "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
         "        main()\n"
-        "    texts[command] = out.getvalue()\n"
+        "    return out.getvalue()\n"
+        f"short = {{command: printed(command, '--help') for command in {list(JOBS)!r}}}\n"
+        "texts = {command: printed(command, '--help', 'all') for command in short}\n"
         "slow = ['torch', 'numpy', 'hydra', 'omegaconf', 'sacrebleu', 'sentencepiece', 'tensorboard', 'safetensors']\n"
-        "print(json.dumps([texts, [name for name in slow if name in sys.modules]]))\n"
+        "print(json.dumps([short, texts, [name for name in slow if name in sys.modules]]))\n"
     )
     folder = tmp_path_factory.mktemp("help")
     out, err = python("-c", code, cwd=folder).communicate(timeout=60)
@@ -644,6 +647,25 @@ def test_help_lists_every_key_with_default_and_meaning(printed: Printed, command
 
 
 @pytest.mark.parametrize("command", JOBS)
+def test_help_of_a_training_shows_the_fifteen_keys_that_most_need(printed: Printed, command: str) -> None:
+    """With the command's own, and the text before the model; other commands have few keys, which are shown at once."""
+    text = printed.short[command]
+    if not issubclass(JOBS[command], TrainJob):
+        assert text == printed.texts[command]
+        return
+    shown_keys = re.findall(r"^  ([a-zA-Z_.]+)=", text, re.MULTILINE)
+    every = {key: meaning for key, _, _, meaning in leaves(JOBS[command])}
+    own = {name for name in every if "." not in name} - {"run_dir", "init_from"}
+    assert len(set(shown_keys) - own) == 15
+    assert own < set(shown_keys) < set(every)
+    assert all(every[key] in unwrapped(text) for key in shown_keys)
+    assert shown_keys.index("data.train.src") < shown_keys.index("tokenizer.vocab_size")
+    assert f"\n`transformer {command} --help all` lists all {len(keys_of(JOBS[command]))} keys.\n" in text
+    assert "data.dev.KEY data.test.NAME.KEY data.extra.NAME.KEY\n" in text
+    assert 3 * len(text.splitlines()) < len(printed.texts[command].splitlines())
+
+
+@pytest.mark.parametrize("command", JOBS)
 def test_help_offers_experiments_where_they_can_be_chosen(printed: Printed, command: str) -> None:
     text = unwrapped(printed.texts[command])
     lines = re.findall(r"^experiment:(.*)$", text, re.MULTILINE)
@@ -654,7 +676,8 @@ def test_help_offers_experiments_where_they_can_be_chosen(printed: Printed, comm
 
 @pytest.mark.parametrize("command", JOBS)
 def test_help_has_lines_that_fit_a_terminal(printed: Printed, command: str) -> None:
-    too_long = [line for line in printed.texts[command].splitlines() if len(line) > 100 and "=" not in line]
+    lines = (printed.texts[command] + printed.short[command]).splitlines()
+    too_long = [line for line in lines if len(line) > 100 and "=" not in line]
     assert too_long == []
 
 
@@ -677,6 +700,7 @@ def test_help_shows_examples_that_compose(
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("base: {}\n")
     assert f"\n  {example}\n" in printed.texts[example.split()[1]]
+    assert f"\n  {example}\n" in printed.short[example.split()[1]]
     composed(example)
 
 
@@ -693,7 +717,7 @@ def test_help_comes_first(flags: list[str]) -> None:
 
 def test_help_lists_the_experiments_of_a_folder(tmp_path: Path) -> None:
     folder = write_experiment(tmp_path, "run_dir: runs/mine")
-    out = unwrapped(enter("train", "--help", "--config-dir", folder).out)
+    out = unwrapped(enter("train", "--help", "all", "--config-dir", folder).out)
     assert "\nexperiment: " + ", ".join(sorted([*EXPERIMENTS, "mine"])) + "\n" in out
 
 
@@ -930,6 +954,9 @@ def test_evaluate_takes_no_paths() -> None:
 
 def test_help_of_a_command_can_be_asked_for_in_two_ways() -> None:
     assert enter("help", "train") == enter("train", "--help")
+    assert enter("help", "train", "all") == enter("train", "--help", "all") == enter("train", "-h=all")
+    assert enter("train", "--help", "train.seed=2") == enter("train", "--help")
+    assert_refused(enter("train", "--help=most"), "--help most: choose one of all")
     assert enter("help") == enter("--help")
     assert "unknown command 'trian'; did you mean 'train'?" in enter("help", "trian").err
 

@@ -142,7 +142,7 @@ def _enter(command: str, arguments: list[str]) -> None:
     """Answer what needs no command, or run the command."""
     # Help, versions and completion.
     if command == "help" and arguments:
-        _enter(arguments[0], ["--help"])
+        _enter(arguments[0], ["--help", *arguments[1:]])
         return
     if command in ("", "-h", "--help", "help"):
         sys.stdout.write(overview())
@@ -161,7 +161,7 @@ def _enter(command: str, arguments: list[str]) -> None:
 
     parsed = parse_arguments(command, arguments)
     if parsed.wants_help:
-        sys.stdout.write(command_help(command, parsed.config_dir))
+        sys.stdout.write(command_help(command, parsed.config_dir, wants_every_key=parsed.wants_every_key))
         return
     _set_volume(parsed)
 

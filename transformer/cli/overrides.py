@@ -10,12 +10,22 @@ come at once.
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 
 from transformer.cli.commands import COMMANDS
-from transformer.config.keys import check_override, did_you_mean, groups_of, key_meant, keys_of, list_override, names_in
+from transformer.config.keys import (
+    Key,
+    check_override,
+    did_you_mean,
+    groups_of,
+    key_meant,
+    keys_of,
+    list_override,
+    names_in,
+)
 from transformer.errors import InputError
 from transformer.plugins import install_command
 
@@ -30,13 +40,16 @@ SHOWN = ("job", "hydra", "all")
 INFORMATION = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FLAGS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys((*QUIET, *VERBOSE), None),
-    **dict.fromkeys(("-h", "--help", "--hydra-help", "--resolve"), None),
+    **dict.fromkeys(("-h", "--help"), ("all",)),
+    **dict.fromkeys(("--hydra-help", "--resolve"), None),
     **dict.fromkeys(("-m", "--multirun"), None),
     **dict.fromkeys(("-c", "--cfg"), SHOWN),
     **dict.fromkeys(("-i", "--info"), INFORMATION),
     **dict.fromkeys(("-p", "--package", "-cd", "--config-dir"), ()),
 }
-NEEDS_NO_VALUE = ("-i", "--info")  # flags with choices that may also stand alone
+NEEDS_NO_VALUE = ("-h", "--help", "-i", "--info")  # flags with choices that may also stand alone
+
+HELP_ALL = (("-h", "all"), ("--help", "all"))
 
 LAUNCHER = "hydra/launcher"
 
@@ -52,6 +65,7 @@ class Arguments:
     flags: list[str]
     config_dir: str | None
     wants_help: bool
+    wants_every_key: bool  # in its help
     is_quiet: bool
     is_verbose: bool
     is_multirun: bool
@@ -105,6 +119,7 @@ def parse_arguments(command: str, arguments: Sequence[str]) -> Arguments:
         flags=flags,
         config_dir=config_dir,
         wants_help=not {"-h", "--help"}.isdisjoint(flags),
+        wants_every_key=any(pair in HELP_ALL for pair in pairwise(flags)),
         is_quiet=is_quiet,
         is_verbose=is_verbose,
         is_multirun=is_multirun,
@@ -159,9 +174,14 @@ def _flag(argument: str, rest: list[str], keys: Sequence[str]) -> tuple[str, str
 
 # Every set of sentence pairs has the keys of data.train, which --help therefore explains once.
 LIKE_TRAIN = ("data.dev.", "data.test.NAME.", "data.extra.NAME.")
-LAST_OF_TRAIN = "data.train.tgt_lang"
 OF_OTHER_SETS = (
     "the same keys for the development set, for each test set, and for more training pairs, under names of your own"
+)
+# The keys of a training that most need, in the order in which its short help shows them.
+MOST_NEEDED = (
+    *("run_dir", "init_from", "data.src_lang", "data.tgt_lang", "data.train.src", "data.train.tgt"),
+    *("data.train.dataset", "tokenizer.vocab_size", "model.dropout", "train.max_steps", "train.max_tokens"),
+    *("train.validate_every", "train.device", "train.precision", "train.seed"),
 )
 HEADINGS = {"test": "test (instead of the run's test sets, under names of your own)"}  # of groups of keys
 
@@ -171,7 +191,8 @@ def overview() -> str:
     commands = "\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items())
     return (
         f"usage: transformer COMMAND [key=value ...]\n\n{commands}\n\n"
-        "`transformer COMMAND --help` lists a command's options; `transformer --version` names the versions.\n"
+        "`transformer COMMAND --help` lists a command's options that most need, `--help all` every one;\n"
+        "`transformer --version` names the versions.\n"
         '`eval "$(transformer --completion bash)"`, or zsh, lets the tab key complete them.\n\n'
         "Results go to standard output, and all else to standard error. There --quiet (-q) shows only\n"
         "warnings and errors, --verbose (-v) each line of the log, with its time, and no progress bar.\n"
@@ -179,33 +200,48 @@ def overview() -> str:
     )
 
 
-def command_help(command: str, config_dir: str | None) -> str:
-    """The help of a command: examples, its recipes and experiments, and every key with its default and its meaning."""
+def command_help(command: str, config_dir: str | None, *, wants_every_key: bool) -> str:
+    """The help of a command: examples, its recipes and experiments, and its keys with their defaults and meanings.
+
+    Of a training these are the few that most need, unless every one is wanted.
+    """
     job = COMMANDS[command].job
-    paths = " [RUN_DIR ...]" if RUNS in keys_of(job) else ""
+    keys = keys_of(job)
+    paths = " [RUN_DIR ...]" if RUNS in keys else ""
     examples = "".join(f"  {example}\n" for example in COMMANDS[command].examples)
 
     # Experiments and recipes, where the command has them.
-    groups = others = config_dirs = ""
+    groups = others = config_dirs = rest = ""
     if groups_of(job):
-        names = [f"{group}: {', '.join(names_in(group, config_dir))}" for group in groups_of(job)]
+        names = {group: names_in(group, config_dir) for group in groups_of(job)}
+        others = " (a recipe or experiment may set others, as --cfg job shows)"
+        config_dirs = "; --config-dir DIR adds experiments and recipes"
+        if not wants_every_key:
+            names = {group: [name for name in of_group if "/" not in name] for group, of_group in names.items()}
+            rest = f"`transformer {command} --help all` lists all {len(keys)} keys.\n"
+            keys = _most_needed(keys)
+        lines = [f"{group}: {', '.join(of_group)}" for group, of_group in names.items()]
         groups = (
             "groups (group=option), in the order in which they are applied; without any, recipe=paper and "
             "experiment=demo:\n"
-            f"{''.join(_wrapped(line, indent='') for line in names)}\n"
+            f"{''.join(_wrapped(line, indent='') for line in lines)}\n"
         )
-        others = " (a recipe or experiment may set others, as --cfg job shows)"
-        config_dirs = "; --config-dir DIR adds experiments and recipes"
 
     return (
         f"usage: transformer {command}{paths} [key=value ...]\n\n{COMMANDS[command].help}\n\n"
         f"examples:\n{examples}\n{groups}"
         f"options, with their defaults{others}:\n"
-        f"{_options(job)}\n"
+        f"{_options(keys)}\n{rest}"
         f"--multirun runs every combination of key=a,b{config_dirs}.\n"
         "--cfg job --resolve only shows the settings.\n"
         "--quiet shows only warnings and errors, --verbose each line of the log and no progress bar.\n"
     )
+
+
+def _most_needed(keys: Mapping[str, Key]) -> dict[str, Key]:
+    """The command's own keys, and those of a training that most need."""
+    own = [name for name in keys if "." not in name]
+    return {name: keys[name] for name in dict.fromkeys((*own, *MOST_NEEDED))}
 
 
 def _wrapped(text: str, *, indent: str) -> str:
@@ -221,9 +257,9 @@ def _wrapped(text: str, *, indent: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _options(job: type) -> str:
-    """Every key with its default and its meaning, group by group; the keys that all data sets have, once."""
-    keys = keys_of(job)
+def _options(keys: Mapping[str, Key]) -> str:
+    """Keys with their defaults and meanings, group by group; those that all data sets have, once."""
+    last_of_train = [name for name in keys if name.startswith("data.train.")][-1:]
     groups: dict[str, list[str]] = {"": []}  # the lines of each group; first the keys without a group
     for name, key in keys.items():
         last_part = name.rpartition(".")[2]
@@ -233,7 +269,7 @@ def _options(job: type) -> str:
         group = name.partition(".")[0] if "." in name else ""
         lines = groups.setdefault(group, [])
         lines.append(f"  {name}={key.default}\n{_wrapped(key.help, indent='      ')}")
-        if name == LAST_OF_TRAIN:
+        if name in last_of_train:
             other_sets = " ".join(f"{prefix}KEY" for prefix in LIKE_TRAIN)
             lines.append(f"  {other_sets}\n{_wrapped(OF_OTHER_SETS, indent='      ')}")
 

@@ -239,7 +239,7 @@ def _check_key(key: str, override: str, *, keys: Mapping[str, Key], groups: Sequ
         if any(other.startswith(f"{generic}.") for other in keys):
             raise InputError(f"{override}: {key} is a group of keys; set them one by one, as {key}.KEY=VALUE")
         raise InputError(
-            f"unknown key {key!r} in {override!r}{key_meant(generic, [*keys, *groups])}; --help lists every key"
+            f"unknown key {key!r} in {override!r}{key_meant(generic, [*keys, *groups])}; --help all lists every key"
         )
 
     named = re.match(NAMED_SET, key) or re.match(NAMED_TEXT, key)
