@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 import transformer
+from support.command_line import composed
 from support.corpora import Shell, in_a_child, read, run, run_command, tiny_job, write_corpus
 from support.hub import TOKEN, ModelHub, client_of, model_hub
 from transformer.config.jobs import EvaluateJob, ScoreJob, TrainJob, TranslateJob
@@ -124,6 +125,9 @@ def test_push_makes_a_card_of_the_run(trained: Path, hub: ModelHub) -> None:
         *(f"run_dir={SOURCE}", f'transformer.load("{SOURCE}")'),
     ):
         assert text in card, text
+    usage = card.partition("```sh\n")[2].partition("```")[0].splitlines()
+    to_translate, to_train = (composed(line.rpartition("| ")[2]) for line in usage)
+    assert (to_translate.run_dir, to_train.init_from, to_train.data.tgt_lang) == (SOURCE, SOURCE, "de")
 
 
 def test_push_shows_in_a_dry_run_what_it_would_send(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import ON_HUB
+from transformer.config.keys import own_text
 from transformer.config.languages import language_of
 from transformer.cost import count_parameters, step_flops
 from transformer.data.report import DataReport, SetReport
@@ -145,6 +146,8 @@ def _usage(subject: Subject, job: PushJob) -> list[str]:
     tags = subject.record.config.data.required_tags()
     tag = f" {shlex.quote(f'tag={tags[0]}')}" if tags else ""
     text = f"{tags[0]} A sentence to translate." if tags else "A sentence to translate."
+    data = subject.record.config.data
+    to_train = shlex.join([f"init_from={name}", f"data.src_lang={data.src_lang}", f"data.tgt_lang={data.tgt_lang}"])
     lines = [
         "## Use",
         "",
@@ -152,7 +155,7 @@ def _usage(subject: Subject, job: PushJob) -> list[str]:
         "",
         "```sh",
         f"echo 'A sentence to translate.' | transformer translate run_dir={name}{tag}",
-        f"transformer train init_from={name} ...      # go on from it",
+        f"transformer train experiment=base run_dir=runs/mine {to_train} {own_text(data.src_lang, data.tgt_lang)}",
         "```",
         "",
         "```python",
