@@ -10,13 +10,12 @@ mean gain of a block is compared with the standard error of that mean, so that n
 Behind each limit stands the most that was seen on sound corpora: Multi30k en-de and en-fr, Tatoeba, newstest2013, KFTT.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 
-from transformer.config.settings import DataConfig
 from transformer.tools.detectors.alignment import (
     CERTAIN,
     FEWEST_TO_LEARN,
@@ -46,10 +45,10 @@ MOST_OUTLIERS = 0.02  # of the pairs; seen: 0.004 (KFTT)
 RANGES = 3  # shifted ranges of lines that are described
 
 
-def check_alignment(surveys: Sequence[Survey], data: DataConfig) -> list[Check]:
+def check_alignment(surveys: Sequence[Survey], *, looks: Mapping[str, tuple[str, str]]) -> list[Check]:
     """Length ratios, shifted lines and unrelated lines of each set; the training sets come first.
 
-    The lexicons of two languages are learned from the first set in them from which they can be.
+    The lexicons of two languages are learned from the first set from which they can be; `looks` has those of each.
     """
     checks = [_check_length_ratios(survey) for survey in surveys]
     numbers = {"": 0}  # of each word, over all sets; 0 is the empty word
@@ -57,7 +56,7 @@ def check_alignment(surveys: Sequence[Survey], data: DataConfig) -> list[Check]:
 
     for survey in map(_thinned, surveys):
         sides = Sides.of(survey.sources, survey.targets, numbers)
-        languages = data.languages_of(survey.name)
+        languages = looks[survey.name]
         if languages in lexicons_of:
             checks += _check_with(survey, sides, lexicons_of[languages])
             continue
@@ -140,7 +139,9 @@ def _check_blocks(survey: Survey, gains: Gains, *, usual: float | None) -> list[
     usual_gain = usual_of(over_far) if usual is None else usual
     unrelated = [block for block in range(blocks) if not shifts[block] and is_unrelated(over_far[block], usual_gain)]
 
-    is_poor = (over_far <= 0.0).reshape(-1)[: len(survey.lines)]
+    # Pairs of other blocks, for the lines of these are in a finding already.
+    told = [bool(shifts[block]) or block in unrelated for block in range(blocks)]
+    is_poor = ((over_far <= 0.0) & ~np.array(told, bool)[:, None]).reshape(-1)[: len(survey.lines)]
     return [
         _check_shifts(survey, gains, shifts),
         measured(

@@ -10,7 +10,7 @@ corpora.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,7 +22,7 @@ from transformer.data.training_text import configured_sets, is_training_set, sto
 from transformer.errors import CheckpointError, FindingsError, InputError
 from transformer.run_names import located
 from transformer.tools.doctor.alignment import check_alignment
-from transformer.tools.doctor.findings import Check, Level, failed
+from transformer.tools.doctor.findings import Check, Level, failed, passed
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.languages import check_languages
 from transformer.tools.doctor.pieces import check_characters, check_dropped, check_longest, check_pieces, check_plan
@@ -66,14 +66,18 @@ def doctor(job: DoctorJob) -> Diagnosis:
     Raises InputError where the text cannot be read, or a setting is wrong; StorageError where the prepared corpus
     cannot be written.
     """
-    surveys = _read_sets(job)
+    languages = check_languages(_read_sets(job), job.data)
+    surveys = languages.surveys
     checks = [
-        *check_text(surveys, job.data),
-        *check_languages(surveys, job.data),
-        *check_alignment(surveys, job.data),
+        *check_text(surveys, job.data, looks=languages.looks),
+        *languages.checks,
+        *check_alignment(surveys, looks=languages.looks),
         *check_characters(surveys, job),
     ]
-    if not job.text_only:
+    if languages.are_mixed_up and not job.text_only:
+        found = "tokenizer, model and machine are looked at when the languages of the text are in order"
+        checks.append(passed("preparing", "plan", found=found))
+    elif not job.text_only:
         checks += _check_training(job, surveys)
 
     sets = {survey.name: SetRead(survey.pairs_read, len(survey.lines)) for survey in surveys}
@@ -127,7 +131,7 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
         source = find_source(job)
         if source is not None:
             job = with_model_of(source, job)
-        prepared = prepare(located(job))
+        prepared = prepare(located(replace(job, data=replace(job.data, check=False))))  # the text has been checked
         resolved = resolve_settings(job, world_size=1)
         tokenizers = prepared.tokenizers
         vocab_size = tokenizers.vocab_sizes

@@ -9,8 +9,8 @@ copies, pairs are sampled by a digest of their text, which takes all copies of a
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from transformer.data.corpus import Pair
@@ -137,6 +137,27 @@ class Survey:
     def side(self, side: int) -> list[str]:
         """The sampled texts of one side; 0 is the source."""
         return self.targets if side else self.sources
+
+    def without(self, lines: Collection[int]) -> "Survey":
+        """The same without these lines in the sample."""
+        left_out = set(lines)
+        kept = [pair for pair in self.pairs() if pair[0] not in left_out]
+        return replace(
+            self,
+            lines=[line for line, _, _ in kept],
+            sources=[source for _, source, _ in kept],
+            targets=[target for _, _, target in kept],
+        )
+
+    def exchanged(self) -> "Survey":
+        """The same with the source for the target."""
+        return replace(
+            self,
+            shards=[Shard((shard.paths[1], shard.paths[0]), shard.start) for shard in self.shards],
+            sources=self.targets,
+            targets=self.sources,
+            longest=[(line, target, source) for line, source, target in self.longest],
+        )
 
     def path(self, side: int) -> str:
         """The first file of one side."""

@@ -6,7 +6,7 @@ measure the share of lines with one kind of fault, against one limit.
 Behind each limit stands the most that was seen on sound corpora: Multi30k en-de and en-fr, Tatoeba, newstest2013, KFTT.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from transformer.config.settings import DataConfig, FilterConfig
@@ -17,8 +17,9 @@ from transformer.tools.detectors.text import (
     is_copy,
     is_double_encoded,
 )
-from transformer.tools.doctor.findings import Check, Level, measured, percent
+from transformer.tools.doctor.findings import Check, Level, failed, measured, passed, percent
 from transformer.tools.doctor.survey import SIDES, Survey
+from transformer.tools.first_look import is_header
 
 MOST_COPIES = 0.01  # seen: 0.0001; Ott et al. (2018, "Analyzing uncertainty") find that a few percent harm beam search
 MOST_REPEATS = 0.1  # seen: 0.028 (KFTT)
@@ -30,16 +31,17 @@ MOST_MARKUP = 0.005  # of the lines; seen: 0.0006
 MOST_STYLE = 0.3  # difference between two shares of lines; seen: 0.017
 
 
-def check_text(surveys: Sequence[Survey], data: DataConfig) -> list[Check]:
+def check_text(surveys: Sequence[Survey], data: DataConfig, *, looks: Mapping[str, tuple[str, str]]) -> list[Check]:
     """Check every set by itself, the training sets against the evaluation sets, and every set against `train`.
 
-    `train` is the first of the surveys; a side in another language is not written as its own is.
+    `train` is the first of the surveys; a side in another language, by `looks`, is not written as its own is.
     """
     train, filters = surveys[0], data.filter
     evaluation = [survey for survey in surveys if not survey.is_training]
 
     checks = []
     for survey in surveys:
+        checks.append(_check_header(survey, data.languages_of(survey.name)))
         checks.append(_check_copies(survey, filters))
         if survey.is_training:
             checks.append(_check_repeats(survey, filters))
@@ -47,9 +49,27 @@ def check_text(surveys: Sequence[Survey], data: DataConfig) -> list[Check]:
                 checks += _check_overlap(survey, other)
         for side in (0, 1):
             checks += _check_lines(survey, side)
-            if survey is not train and data.languages_of(survey.name)[side] == data.languages_of(train.name)[side]:
+            if survey is not train and looks[survey.name][side] == looks[train.name][side]:
                 checks += _check_style(survey, train, side)
     return checks
+
+
+# ---- headers --------------------------------------------------------------------------------------------------------
+
+
+def _check_header(survey: Survey, languages: tuple[str, str]) -> Check:
+    """Whether the first pair names what stands below it."""
+    line, source, target = next(iter(survey.pairs()))
+    if line > 1 or not is_header((source, target), languages):
+        return passed("header", survey.name, found="the first pair is text")
+    return failed(
+        "header",
+        survey.name,
+        found=f"the first pair is a header ({source} / {target}), and no text",
+        level=Level.error,
+        remedy=f"remove that line; of a table, data.{survey.name}.src and data.{survey.name}.tgt may name the columns",
+        places=survey.places([line]),
+    )
 
 
 # ---- copies ---------------------------------------------------------------------------------------------------------
@@ -60,6 +80,9 @@ def _check_copies(survey: Survey, filters: FilterConfig) -> Check:
     copies = [line for line, source, target in survey.pairs() if is_copy(source, target)]
     share = len(copies) / max(1, len(survey.lines))
 
+    remedy = f"name the file of translations by data.{survey.name}.tgt, or a table by data.{survey.name}.dataset"
+    if survey.is_training and share < 0.5:
+        remedy = "data.filter.drop_identical=true drops them"
     is_filtered = survey.is_training and filters.drop_identical
     found = f"{percent(share)} of the targets equal their sources"
     if is_filtered:
@@ -72,7 +95,7 @@ def _check_copies(survey: Survey, filters: FilterConfig) -> Check:
         value=share,
         limit=1.0 if is_filtered else MOST_COPIES,
         level=Level.error,
-        remedy="data.filter.drop_identical=true drops them" if survey.is_training else "name the file of translations",
+        remedy=remedy,
         places=survey.places(copies),
     )
 
@@ -101,7 +124,7 @@ def _check_repeats(survey: Survey, filters: FilterConfig) -> Check:
 
 
 def _check_overlap(train: Survey, other: Survey) -> list[Check]:
-    """Sentences of an evaluation set that are trained on: whole pairs, and on the side that has more of them."""
+    """Sentences of an evaluation set that are trained on: whole pairs, and others on the side that has more of them."""
     overlap = train.overlaps[other.name]
     of_pairs = _overlap_check(
         train, other, "overlap", what="pairs", shared=overlap.pairs, texts=other.sources, limit=MOST_OVERLAP
@@ -109,7 +132,13 @@ def _check_overlap(train: Survey, other: Survey) -> list[Check]:
 
     of_sides = [
         _overlap_check(
-            train, other, "overlap of a side", what=what, shared=shared, texts=texts, limit=MOST_SIDE_OVERLAP
+            train,
+            other,
+            "overlap of a side",
+            what=f"other {what}",
+            shared={line: known for line, known in shared.items() if line not in overlap.pairs},
+            texts=texts,
+            limit=MOST_SIDE_OVERLAP,
         )
         for what, shared, texts in (
             ("sources", overlap.sources, other.sources),
