@@ -86,6 +86,11 @@ class Decay(Enum):
     cosine = "cosine"
     constant = "constant"
 
+    @property
+    def ends_at_the_last_step(self) -> bool:
+        """Whether the rate of every step depends on which is the last, so that a run cannot go on to another."""
+        return self in (Decay.linear, Decay.cosine)
+
 
 class OptimizerKind(Enum):
     """Adam for everything (section 5.3), or Muon for the matrices of the layers and Adam for everything else."""

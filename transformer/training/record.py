@@ -26,7 +26,7 @@ from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import PACKAGE, as_typed, generic_key, keys_of, leaves
 from transformer.config.primitives import to_json
-from transformer.config.settings import Decay, Device, OnResume
+from transformer.config.settings import Device, OnResume
 from transformer.data.plan import plan_version
 from transformer.data.prepare import Prepared
 from transformer.data.report import read_report
@@ -280,8 +280,7 @@ def changed_order(job: TrainJob, mixture: Mixture, *, checkpoint: Checkpoint) ->
 
 def _policy(key: str, job: TrainJob) -> OnResume:
     """Whether a key may change when a run is resumed."""
-    # Under linear and cosine decay the rate of every step depends on the last one.
-    if key == "train.max_steps" and job.train.decay in (Decay.linear, Decay.cosine):
+    if key == "train.max_steps" and job.train.decay.ends_at_the_last_step:
         return OnResume.refuse
 
     # Development and test sets only measure: all of their keys may change, the tag, too.

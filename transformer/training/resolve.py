@@ -26,7 +26,6 @@ from transformer.compute import (
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     AttentionKernel,
-    Decay,
     Device,
     Kernels,
     LayoutKind,
@@ -57,7 +56,7 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
     precision = resolve_precision(job.train.precision, device)
     _describe_device(job, device, precision)
     max_tokens = job.train.max_tokens or max(_default_max_tokens(device), job.data.filter.max_length + 1)
-    if job.train.decay in (Decay.linear, Decay.cosine) and job.train.max_steps <= job.train.warmup_steps:
+    if job.train.decay.ends_at_the_last_step and job.train.max_steps <= job.train.warmup_steps:
         warmup, steps = job.train.warmup_steps, job.train.max_steps
         log.warning("train.warmup_steps=%d, but train.max_steps=%d: the rate never falls", warmup, steps)
 

@@ -297,7 +297,7 @@ def test_resume_names_all_that_it_refuses_in_one_line(copy: TrainJob) -> None:
     assert "samples" not in str(refused.value)
 
 
-@pytest.mark.parametrize("decay", [Decay.linear, Decay.cosine])
+@pytest.mark.parametrize("decay", [decay for decay in Decay if decay.ends_at_the_last_step])
 def test_resume_refuses_another_length_where_the_decay_ends_at_the_last_step(
     corpus: DataConfig, tmp_path: Path, decay: Decay
 ) -> None:

@@ -163,7 +163,7 @@ def test_resolve_settings_does_not_compile_additive_attention() -> None:
     assert not resolve_settings(job({"score": Score.additive}, compile=True), 1).compile
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
+@pytest.mark.parametrize("decay", [decay.name for decay in Decay if decay.ends_at_the_last_step])
 def test_resolve_settings_says_that_a_rate_never_falls(decay: str, caplog: pytest.LogCaptureFixture) -> None:
     said = "train.warmup_steps=500, but train.max_steps=400: the rate never falls"
     resolve_settings(job(device=Device.cpu, decay=Decay[decay], warmup_steps=500, max_steps=400, learning_rate=1e-3), 1)

@@ -105,7 +105,16 @@ def test_learning_rate_under_a_cosine_is_torchs_behind_the_warmup() -> None:
         scheduler.step()
 
 
-@pytest.mark.parametrize("decay", [Decay.cosine, Decay.constant])
+@pytest.mark.parametrize("decay", Decay)
+def test_decay_says_whether_its_rates_depend_on_the_last_step(decay: Decay) -> None:
+    one, other = (
+        [learning_rate(step, peak=0.5, warmup_steps=10, decay=decay, max_steps=last) for step in range(100)]
+        for last in (100, 120)
+    )
+    assert (one != other) == decay.ends_at_the_last_step
+
+
+@pytest.mark.parametrize("decay", [decay for decay in Decay if decay is not Decay.inverse_sqrt])
 def test_learning_rate_never_falls_where_the_warmup_outlasts_the_run(decay: Decay) -> None:
     rates = [learning_rate(step, peak=0.5, warmup_steps=100, decay=decay, max_steps=5) for step in range(5)]
     assert rates == pytest.approx([0.005, 0.01, 0.015, 0.02, 0.025], rel=1e-12)
