@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -263,6 +264,32 @@ def test_report_leaves_a_key_empty_that_a_run_does_not_have(browser: Browser, ru
     rows = {row[0]: row[1:] for row in table(browser, "The corpus")}
     assert rows["data.test.other.src"] == [other["src"], ""]
     assert "" not in texts(browser, "td.marked")
+
+
+def test_report_says_what_is_not_set_in_words(browser: Browser, runs: Path) -> None:
+    """And marks it among settings alone: of the corpus, one run's files have keys that another's do not need."""
+    record = read(runs / "b" / "run.json")
+    record["config"]["data"]["train"]["dataset"] = "train.tsv"
+    record["config"]["train"] |= {"clip_norm": 1.0, "max_tokens": None}
+    (runs / "b" / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    show(browser, ReportJob(runs=["a", "b"], samples=1, attention=0, checkpoints=0))
+    recipe = {row[0]: row[1:] for row in table(browser, "Different from the paper's base")}
+    assert recipe["train.clip_norm"] == ["not set", "not set", "1.0"]
+    assert recipe["train.max_tokens"][0::2] == ["not set", "not set"]
+    assert {row[0]: row[1:] for row in table(browser, "The corpus")}["data.train.dataset"] == ["", "train.tsv"]
+    assert "not set" in texts(browser, "td.marked")
+    assert [text for text in texts(browser, "th, td") if re.search(r"\bnull\b", text)] == []
+
+
+def test_report_breaks_keys_at_their_dots_alone(browser: Browser, runs: Path) -> None:
+    show(browser, ReportJob(runs=["a", "b"], samples=0, attention=0, checkpoints=0))
+    browser.resize(400, 800)
+    broken = "[...document.querySelectorAll('tbody th')].flatMap((one) => [...one.childNodes].filter((part) => {"
+    broken += "const range = document.createRange(); range.selectNodeContents(part);"
+    broken += "return new Set([...range.getClientRects()].map((rect) => rect.top)).size > 1 && !/\\s/.test(part.data);"
+    broken += "})).map((part) => part.data)"
+    assert browser.evaluate(broken) == []
+    assert "train.tokens_per_step" in texts(browser, "tbody th"), "still the whole key, to be copied"
 
 
 def test_report_keeps_the_names_of_rows_where_a_table_scrolls(browser: Browser, runs: Path) -> None:

@@ -22,12 +22,17 @@ component("report/blocks", (element, data) => {
     }
     const body = make("tbody");
     for (const [name, ...cells] of block.rows) {
-      body.append(make("tr", {}, make("th", { scope: "row" }, ...inside(name)), ...cells.map(fillCell)));
+      body.append(make("tr", {}, make("th", { scope: "row" }, ...breakable(name.text)), ...cells.map(fillCell)));
     }
     table.append(body);
     const scroll = make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": block.caption }, table);
     scroll.addEventListener("scroll", () => scroll.classList.toggle("scrolled", scroll.scrollLeft > 0));
     return scroll;
+  }
+
+  // The name of a row, which may be broken within a key: behind its dots and underscores, and in no word.
+  function breakable(name) {
+    return name.split(/(?<=[._])/).flatMap((part) => [part, make("wbr")]).slice(0, -1);
   }
 
   function fillCell(cell) {

@@ -152,7 +152,8 @@ def settings_section(runs: Sequence[RunReading]) -> Component:
 
     names = [run.name for run in runs]
     recipe_rows: list[list[Cell]] = [[key, _value(key, paper), *_values(key, of_runs)] for key in of_recipe]
-    corpus_rows: list[list[Cell]] = [[key, *_values(key, of_runs)] for key in of_corpus]
+    of_files = [of_run and {key: value for key, value in of_run.items() if value is not None} for of_run in of_runs]
+    corpus_rows: list[list[Cell]] = [[key, *_values(key, of_files)] for key in of_corpus]
     about = "Settings that are not listed are those of the paper's base model and recipe."
     blocks: list[Block] = [
         Note(about, is_warning=False),
@@ -176,4 +177,6 @@ def _values(key: str, of_runs: Sequence[Mapping[str, Any] | None]) -> list[Cell]
 
 def _value(key: str, settings: Mapping[str, Any]) -> str:
     """The value of a key as it is typed; ABSENT where there is no such key, as that of a test set of another run."""
-    return as_typed(settings[key]) if key in settings else ABSENT
+    if key not in settings:
+        return ABSENT
+    return "not set" if settings[key] is None else as_typed(settings[key])

@@ -69,7 +69,7 @@ def _facts_of_results(results: Results) -> dict[str, str]:
 
 
 def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {as_typed(value)}" for name, value in settings.items())
+    return ", ".join(f"{name} {as_typed(value)}" for name, value in settings.items() if value is not None)
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------
