@@ -47,7 +47,8 @@ def _source_of(source: str) -> ModelSource | None:
     return plugins.find("models", source.partition(":")[0]) if plugins.is_elsewhere(source) else None
 
 
-def _is_foreign(folder: Path) -> bool:
-    """Whether there is a folder in which no run or checkpoint of ours is."""
-    # Unlike Path.is_dir, os.path.isdir is false for whatever cannot be a name.
-    return os.path.isdir(folder) and not is_checkpoint(folder) and not RunDir(folder).record.exists()
+def _is_foreign(path: Path) -> bool:
+    """Whether there is a file, or a folder in which no run or checkpoint of ours is."""
+    # Unlike those of Path, these are false for whatever cannot be a name.
+    is_ours = os.path.isdir(path) and (is_checkpoint(path) or RunDir(path).record.exists())
+    return os.path.exists(path) and not is_ours

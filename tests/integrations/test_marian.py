@@ -7,51 +7,27 @@ vocabularies, three matrices and ReLU.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
-from support.paths import ROOT
-from support.translations import SEARCH, sentences, translator_with
-from transformer.config.settings import Activation, ModelConfig, Positions, Precision, Quantization, Start
+from support.marian_own import MARIAN_DATA, SHAPES, original_of, random_translator
+from support.translations import sentences
 from transformer.data.tokenizer import Tokenizer, Tokenizers
-from transformer.decoding.translator import Translator
 from transformer.integrations.engine.parity import choose_sentences, compare
 from transformer.integrations.export import marian, marian_graph
-from transformer.integrations.export.formats import Original
-from transformer.integrations.export.marian_graph import MarianGraph, Past, log_softmax, settings_as_yaml
-from transformer.model.transformer import Transformer
-from transformer.vocabulary import VocabSizes
+from transformer.integrations.export.marian_graph import MarianGraph, Past, log_softmax
+from transformer.integrations.published.marian_form import SETTINGS
 
-DATA = ROOT / "tests" / "data" / "marian"
 END = 3
-
-MARIAN: dict[str, Any] = {
-    "d_model": 16,
-    "d_ff": 24,
-    "n_heads": 2,
-    "n_layers": 2,
-    "n_decoder_layers": 1,
-    "start": Start.zeros,
-    "positions": Positions.marian,
-    "max_positions": 64,
-}
-SHAPES = {  # those of Marian's two models, and others
-    "shared": ModelConfig(**MARIAN, activation=Activation.swish),
-    "separate": ModelConfig(**MARIAN, tie_embeddings=False),
-    "biases": ModelConfig(**MARIAN, biases=True),
-    "narrow heads": ModelConfig(**MARIAN, d_k=2, d_v=4),
-}
 
 
 @pytest.mark.parametrize("name", ["shared", "separate"])
 def test_graph_scores_as_marian_does(name: str) -> None:
     """To the five digits that Marian prints; all at once, and one piece after the other."""
-    graph = MarianGraph.read(DATA / f"{name}.npz")
-    for one in json.loads((DATA / "scores.json").read_text("utf-8"))[name]:
+    graph = MarianGraph.read(MARIAN_DATA / f"{name}.npz")
+    for one in json.loads((MARIAN_DATA / "scores.json").read_text("utf-8"))[name]:
         source = np.array([[*one["source"], END]])
         previous = np.array([[-1, *one["target"]]])
         memory = graph.encode(source, np.array([source.shape[1]]))
@@ -67,7 +43,7 @@ def test_graph_scores_as_marian_does(name: str) -> None:
 
 
 def test_graph_of_a_padded_batch_is_that_of_each_sentence() -> None:
-    graph = MarianGraph.read(DATA / "separate.npz")
+    graph = MarianGraph.read(MARIAN_DATA / "separate.npz")
     source = np.array([[5, 9, 3, 0, 0], [7, 8, 20, 11, 3]])
     previous = np.array([[-1, 12, 9], [-1, 30, 5]])
     both, _ = graph.decode(previous, Past(), graph.encode(source, np.array([3, 5])))
@@ -77,32 +53,6 @@ def test_graph_of_a_padded_batch_is_that_of_each_sentence() -> None:
 
 
 # ---- what is written ------------------------------------------------------------------------------------------------
-
-
-def random_translator(config: ModelConfig, tokenizers: Tokenizers) -> Translator:
-    """Every weight that is not frozen is random."""
-    torch.manual_seed(1)
-    model = Transformer(config, tokenizers.vocab_sizes)
-    frozen = {name: weight[[0, 2]].clone() for name, weight in model.named_parameters() if len(weight) > 24}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-        for name, rows in frozen.items():
-            if name != "source_embedding.matrix":
-                model.get_parameter(name)[[0, 2]] = rows
-    return translator_with(model.eval(), tokenizers, search=SEARCH, precision=Precision.fp32)
-
-
-def original_of(translator: Translator) -> Original:
-    return Original(
-        translator,
-        src_lang="en",
-        tgt_lang="de",
-        quantization=Quantization.float32,
-        exponent=0.45,
-        origin="runs/tiny",
-        output=Path("tiny-marian"),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +72,7 @@ def test_export_to_marian_is_exact_but_for_the_norms(
     found = []
     for epsilon in (marian_graph.EPSILON, 1e-5):
         monkeypatch.setattr(marian_graph, "EPSILON", epsilon)
-        peer = marian.MarianPeer(original, tmp_path, 1)
+        peer = marian.load(original, tmp_path, 1)
         parity = compare(original.translator, peer, chosen, bound=marian.BOUND)
         assert parity.problems == []
         assert parity.cut_alike == 8
@@ -134,29 +84,26 @@ def test_export_to_marian_is_exact_but_for_the_norms(
 @pytest.mark.parametrize("name", ["shared", "separate"])
 def test_export_to_marian_writes_what_marian_writes(name: str, shared: Tokenizers, tmp_path: Path) -> None:
     """The same arrays, of the same types and shapes but for the vocabularies, and the same settings."""
-    translator = random_translator(SHAPES[name], shared)
-    if name == "separate":  # as of two vocabularies
-        model = Transformer(SHAPES[name], VocabSizes(74, 78))
-        arrays = {key: weight.numpy() for key, weight in marian._weights(model).items()}
-    else:
-        marian.write(original_of(translator), tmp_path)
-        with np.load(tmp_path / "model.npz") as written:
-            arrays = {key: written[key] for key in written.files}
-    with np.load(DATA / f"{name}.npz") as theirs:
+    both = shared if name == "shared" else Tokenizers(shared.source, Tokenizer.from_bytes(shared.source.model))
+    marian.write(original_of(random_translator(SHAPES[name], both)), tmp_path)
+    with np.load(tmp_path / "model.npz") as written:
+        arrays = {key: written[key] for key in written.files}
+    with np.load(MARIAN_DATA / f"{name}.npz") as theirs:
         expected = {key: theirs[key] for key in theirs.files}
-    assert expected.keys() == arrays.keys() | {marian_graph.SETTINGS}
+    assert expected.keys() == arrays.keys()
     for key, array in arrays.items():
         assert array.dtype == expected[key].dtype, key
-        if key == marian_graph.SETTINGS:
+        if key == SETTINGS:
             continue
-        sizes = [size if size not in (80, shared.source.vocab_size) else -1 for size in array.shape]
-        assert sizes == [size if size != 80 else -1 for size in expected[key].shape], key
+        sizes = [-1 if size == shared.source.vocab_size else size for size in array.shape]
+        assert sizes == [-1 if size in (74, 78, 80) else size for size in expected[key].shape], key
 
-    settings = marian._model_settings(Transformer(SHAPES[name], VocabSizes(74, 78) if name == "separate" else 80))
-    ours = yaml.safe_load(settings_as_yaml(settings))
-    their_settings = yaml.safe_load(expected[marian_graph.SETTINGS].astype(np.uint8).tobytes().rstrip(b"\0"))
+    ours = yaml.safe_load(arrays[SETTINGS].astype(np.uint8).tobytes().rstrip(b"\0"))
+    their_settings = yaml.safe_load(expected[SETTINGS].astype(np.uint8).tobytes().rstrip(b"\0"))
     assert ours.pop("transformer-train-positions") is False
     assert ours.pop("version") == their_settings.pop("version").split()[0]
+    assert ours.pop("dim-vocabs") == [shared.source.vocab_size] * 2
+    assert their_settings.pop("dim-vocabs") == ([80, 80] if name == "shared" else [74, 78])
     assert ours == their_settings
 
 

@@ -1,4 +1,4 @@
-"""What `to=marian` writes, in Marian itself: needs pymarian, and so the marker `marian`.
+"""What `to=marian` writes, in Marian itself, and what Marian has trained, here: needs pymarian and the marker `marian`.
 
 Marian is in this environment, or in that of the Python that TRANSFORMER_MARIAN names.
 """
@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import transformer
+from support.paths import ROOT
 from support.scripts import load_script
 
 pytestmark = [pytest.mark.marian, pytest.mark.timeout(3600)]
@@ -51,3 +53,38 @@ def test_marian_decoder_takes_the_settings_beside_the_model(engine: str, script:
     (tmp_path / "in.txt").write_text("the old lamp\n\n日本語\n" + "lamp " * 3000 + "\n", encoding="utf-8")
     words = ["decode", "-c", f"{tmp_path}/out/decoder.yml", "-i", f"{tmp_path}/in.txt", "--cpu-threads", "1"]
     assert len(script._marian(engine, *words, "--quiet")) == 4
+
+
+TRAINING = (
+    "--type transformer --train-sets in.en in.de --model model.npz --vocabs vocab.spm vocab.spm --dim-vocabs 300 300 "
+    "--dim-emb 32 --transformer-dim-ffn 64 --transformer-heads 4 --enc-depth 2 --dec-depth 1 --transformer-dropout 0 "
+    "--mini-batch 32 --maxi-batch 10 --mini-batch-fit false --workspace 200 --after-batches 600 --cpu-threads 1 "
+    "--seed 1 --max-length 50 --overwrite --learn-rate 0.003 --lr-warmup 10 --quiet-translation --quiet"
+)
+
+
+@pytest.mark.parametrize("task", ["transformer-base", "transformer-base-prenorm"])
+def test_marian_trains_a_model_that_is_imported_as_it_is(task: str, engine: str, script: Any, tmp_path: Path) -> None:
+    """It translates and scores here as there; pre-norm, where Marian's decoder differs from its scorer, it scores."""
+    for language in ("en", "de"):
+        lines = (ROOT / "data" / "demo" / f"train.{language}").read_text("utf-8").split("\n")
+        (tmp_path / f"in.{language}").write_text("\n".join(lines[:2000]) + "\n", encoding="utf-8")
+        (tmp_path / f"dev.{language}").write_text("\n".join(lines[2000:2100]) + "\n", encoding="utf-8")
+    train = "import sys, pymarian; pymarian.Trainer(sys.argv[1]).train()"
+    subprocess.run([engine, "-c", train, f"{TRAINING} --task {task}"], check=True, capture_output=True, cwd=tmp_path)
+
+    script._transformer(
+        *("import", f"from={tmp_path / 'model.npz'}", f"run_dir={tmp_path / 'run'}"),
+        *("data.src_lang=en", "data.tgt_lang=de"),
+    )
+    model = ("-m", str(tmp_path / "model.npz"), "-v", str(tmp_path / "vocab.spm"), str(tmp_path / "vocab.spm"))
+    sources, targets = (str(tmp_path / f"dev.{language}") for language in ("en", "de"))
+    texts, references = (Path(path).read_text("utf-8").split("\n")[:-1] for path in (sources, targets))
+    scored = script._marian(engine, "score", *model, "-t", sources, targets, "--cpu-threads", "1", "--quiet")
+    ours = transformer.load(tmp_path / "run", precision="fp64", device="cpu").score(texts, references)
+    assert max(abs((one.log_prob or 0.0) - float(line)) for one, line in zip(ours, scored, strict=True)) < 0.01
+    if task == "transformer-base":
+        greedy = ("--beam-size", "1", "--normalize", "0", "--allow-unk", "--max-length-factor", "5")
+        theirs = script._marian(engine, "decode", *model, *greedy, "-i", sources, "--cpu-threads", "1", "--quiet")
+        found = transformer.load(tmp_path / "run", precision="fp32", device="cpu", beam_size=1).translate(texts)
+        assert sum(a == b for a, b in zip(found, theirs, strict=True)) >= 95

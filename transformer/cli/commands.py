@@ -452,10 +452,11 @@ COMMANDS = _Commands(
         "import": Command(
             "transformer.integrations.imports.job:ImportJob",
             "transformer.integrations.imports.command:import_run",
-            "make a run of a published model of Hugging Face's Marian, such as one of OPUS-MT",
+            "make a run of a published model of Marian, such as one of OPUS-MT, or of a model.npz",
             (
                 "transformer import from=hf:Helsinki-NLP/opus-mt-en-de run_dir=runs/opus",
                 "transformer import from=saved/model run_dir=runs/theirs data.src_lang=en data.tgt_lang=de",
+                "transformer import from=model.npz vocabularies=[vocab.spm] data.src_lang=en data.tgt_lang=de",
             ),
             show="transformer.integrations.imports.command:format_made",
         ),

@@ -6,6 +6,7 @@ from transformer.errors import InputError
 from transformer.integrations.engine.ctranslate2 import MOST_INPUT
 from transformer.integrations.engine.weights import Heads
 from transformer.integrations.export.job import Target
+from transformer.integrations.published.marian_form import order_of
 
 NAMES = {
     Target.ctranslate2: "CTranslate2",
@@ -77,6 +78,8 @@ def check_pieces(tokenizers: Tokenizers, target: Target) -> None:
     """
     if target is Target.argos and not tokenizers.is_shared:
         raise InputError("tokenizer.target: Argos has one SentencePiece model for both languages; use to=ctranslate2")
+    if target is Target.marian and all(order_of(tokenizer) is not None for tokenizer in tokenizers.sides):
+        return
     if target in (Target.onnx, Target.marian) and any(tokenizer.is_listed for tokenizer in tokenizers.sides):
         raise InputError(
             f"to={target.value}: the ids of this run's pieces are those of a list, as in Marian's models, and not "

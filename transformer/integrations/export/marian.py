@@ -22,22 +22,31 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
+from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.search import beam_search
+from transformer.decoding.translator import Translator
 from transformer.integrations.engine.peer import Forced, forced_by, pad
 from transformer.integrations.engine.weights import fold
 from transformer.integrations.export.expressible import marian_heads
 from transformer.integrations.export.formats import ExportFormat, Original
-from transformer.integrations.export.marian_graph import (
+from transformer.integrations.export.marian_graph import MarianGraph, Memory, Past
+from transformer.integrations.published.marian_form import (
+    IDLE,
+    MATRICES,
+    OUTPUT_BIAS,
     SETTINGS,
-    MarianGraph,
-    Memory,
-    Past,
+    SHARED_MATRIX,
+    SOURCE_MATRIX,
+    TARGET_MATRIX,
+    UNUSED,
+    VERSION,
+    order_of,
+    place_in_marian,
     settings_as_array,
     settings_as_yaml,
 )
-from transformer.integrations.published.names import MarianName, channels_of
-from transformer.model.transformer import Transformer
-from transformer.vocabulary import BOS, EOS
+from transformer.integrations.published.names import channels_of
+from transformer.vocabulary import BOS, EOS, NO_PROBABILITY
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +54,6 @@ MODEL = "model.npz"
 DECODER = "decoder.yml"
 SHARED_SPM = "vocab.spm"
 SPMS = ("source.spm", "target.spm")
-VERSION = "v1.12.42"  # of Marian, whose settings these are
 BOUND = 1e-3  # what another number under the root of each norm may change in a log-probability
 LENGTH_FACTOR = 5  # a translation has at most so many times the pieces of its source
 
@@ -70,94 +78,80 @@ With `pip install pymarian==1.12.42`, which Python 3.11 has, the first is
 """
 
 
-# ---- names ----------------------------------------------------------------------------------------------------------
-
-_ATTENTIONS = {"self_attention": "self", "cross_attention": "context"}
-_MATRICES = {
-    "source_embedding.matrix": "encoder_Wemb",
-    "target_embedding.matrix": "decoder_Wemb",
-    "output": "decoder_ff_logit_out_Wt",
-}
-OUTPUT_BIAS = "decoder_ff_logit_out_b"
-
-
-def _place(name: str) -> MarianName:
-    """Where Marian has a weight of a layer, such as `decoder.0.cross_attention.W_q.weight`."""
-    stack, layer, *parts, kind = name.split(".")
-    scale_or_bias = "scale" if kind == "weight" else "bias"
-    weight_or_bias = "W" if kind == "weight" else "b"
-    prefix = f"{stack}_l{int(layer) + 1}"
-    match parts:
-        case ["feed_forward_norm"]:
-            return MarianName(f"{prefix}_ffn_ffn_ln_{scale_or_bias}", is_reader=False)
-        case [norm]:
-            attention = _ATTENTIONS[norm.removesuffix("_norm")]
-            return MarianName(f"{prefix}_{attention}_Wo_ln_{scale_or_bias}", is_reader=False)
-        case ["feed_forward", linear]:
-            return MarianName(f"{prefix}_ffn_{weight_or_bias}{linear[-1]}", is_reader=linear == "W_1")
-        case [attention, projection]:
-            letter = projection[-1]
-            return MarianName(f"{prefix}_{_ATTENTIONS[attention]}_{weight_or_bias}{letter}", is_reader=letter != "o")
-    raise ValueError(f"{name} has no place in Marian")
-
-
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
 def write(original: Original, folder: Path) -> None:
     """Write the model, its SentencePiece models and the settings of a search."""
     translator = original.translator
-    arrays = {name: weight.numpy() for name, weight in _weights(translator.model).items()}
-    arrays[SETTINGS] = settings_as_array(_model_settings(translator.model))
+    arrays = {name: weight.numpy() for name, weight in weights_of(translator).items()}
+    arrays[SETTINGS] = settings_as_array(_model_settings(translator))
     np.savez(folder / MODEL, **arrays)  # type: ignore[arg-type]  # a keyword of numpy's own is no name of ours
 
-    for name, tokenizer in zip(_spm_names(original), translator.tokenizers.sides, strict=True):
+    for name, tokenizer in zip(spm_names(original), translator.tokenizers.sides, strict=True):
         (folder / name).write_bytes(tokenizer.sentencepiece_model)
     (folder / DECODER).write_text(settings_as_yaml(_search_settings(original)), encoding="utf-8")
 
 
-def _spm_names(original: Original) -> tuple[str, str]:
+def spm_names(original: Original) -> tuple[str, str]:
     """The files of the source's and the target's SentencePiece model, which may be one."""
     return (SHARED_SPM, SHARED_SPM) if original.translator.tokenizers.is_shared else SPMS
 
 
-def _weights(model: Transformer) -> dict[str, Tensor]:
-    """The weights under Marian's names, as Marian has them: `x W + b`, and the residual stream in Marian's order."""
+def weights_of(translator: Translator) -> dict[str, Tensor]:
+    """The weights under Marian's names, as Marian has them.
+
+    Products are `x W + b`, the residual stream is in Marian's order, and so are the pieces: that of SentencePiece.
+    """
+    model = translator.model
     config = model.config
     channels = channels_of(config.d_model)
+    source, target = (torch.tensor(order_in_marian(tokenizer)) for tokenizer in translator.tokenizers.sides)
     found = {}
     for name, weight in fold(model, marian_heads(config)).items():
         if name == "output_bias":
-            found[OUTPUT_BIAS] = weight.unsqueeze(0)
-        elif name == "embedding":
-            found["Wemb" if isinstance(model.vocab_sizes, int) else "decoder_Wemb"] = weight[:, channels]
-        elif name in _MATRICES:
-            found[_MATRICES[name]] = weight[:, channels]
-        else:
-            place = _place(name)
-            permuted = place.permuted(weight, channels)
-            found[place.name] = permuted.T if permuted.ndim == 2 else permuted.unsqueeze(0)
+            found[OUTPUT_BIAS] = weight[target].unsqueeze(0)
+            continue
+        if name == "embedding":
+            found[SHARED_MATRIX if isinstance(model.vocab_sizes, int) else TARGET_MATRIX] = weight[target][:, channels]
+            continue
+        if name in MATRICES:
+            order = source if MATRICES[name] == SOURCE_MATRIX else target
+            found[MATRICES[name]] = weight[order][:, channels]
+            continue
 
-            # Marian's projections have biases, whether ours have them or not.
-            if ".W_" in name and "attention" in name and not config.biases:
-                found[_place(name.removesuffix("weight") + "bias").name] = weight.new_zeros(1, permuted.shape[0])
+        place = place_in_marian(name, config.norm)
+        permuted = place.permuted(weight, channels)
+        found[place.name] = permuted.T if permuted.ndim == 2 else permuted.unsqueeze(0)
+
+        # Marian's projections have biases, whether ours have them or not.
+        if ".W_" in name and "attention" in name and not config.biases:
+            bias = place_in_marian(name.removesuffix("weight") + "bias", config.norm)
+            found[bias.name] = weight.new_zeros(1, permuted.shape[0])
     return {name: weight.contiguous() for name, weight in found.items()}
 
 
-def _model_settings(model: Transformer) -> dict[str, object]:
+def order_in_marian(tokenizer: Tokenizer) -> list[int]:
+    """Which of our ids each of Marian's is; `check_pieces` has refused a tokenizer that Marian cannot have."""
+    order = order_of(tokenizer)
+    assert order is not None
+    return order
+
+
+def _model_settings(translator: Translator) -> dict[str, object]:
     """What Marian has to know of the model. It refuses a file that lacks one which it reads."""
+    model = translator.model
     config = model.config
     has_one_vocabulary = isinstance(model.vocab_sizes, int)
     return {
         "type": "transformer",
         "version": VERSION,
-        "dim-vocabs": [model.source_vocab_size, model.vocab_size],
+        "dim-vocabs": [len(order_in_marian(tokenizer)) for tokenizer in translator.tokenizers.sides],
         "dim-emb": config.d_model,
         "enc-depth": config.n_layers,
         "dec-depth": config.decoder_layers,
         "transformer-heads": marian_heads(config).count,
         "transformer-dim-ffn": config.d_ff,
-        "transformer-ffn-depth": 2,
         "transformer-ffn-activation": config.activation.name,
         "transformer-preprocess": "",
         "transformer-postprocess": "dan",
@@ -166,55 +160,9 @@ def _model_settings(model: Transformer) -> dict[str, object]:
         "tied-embeddings": config.tie_embeddings and not has_one_vocabulary,
         "tied-embeddings-all": config.tie_embeddings and has_one_vocabulary,
         "tied-embeddings-src": False,
-        **_UNUSED,
+        **UNUSED,
+        **IDLE,
     }
-
-
-# Settings that Marian asks for, of what the model has not: each as Marian 1.12.42 writes it by default.
-_UNUSED: dict[str, object] = {
-    "bert-train-type-embeddings": True,
-    "bert-type-vocab-size": 2,
-    "dec-cell": "gru",
-    "dec-cell-base-depth": 2,
-    "dec-cell-high-depth": 1,
-    "dim-rnn": 1024,
-    "enc-cell": "gru",
-    "enc-cell-depth": 1,
-    "enc-type": "bidirectional",
-    "factors-combine": "sum",
-    "factors-dim-emb": 0,
-    "input-types": [],
-    "layer-normalization": False,
-    "lemma-dependency": "",
-    "lemma-dim-emb": 0,
-    "output-omit-bias": False,
-    "right-left": False,
-    "separator-symbol": "[eos]",
-    "skip": False,
-    "transformer-aan-activation": "swish",
-    "transformer-aan-depth": 2,
-    "transformer-aan-nogate": False,
-    "transformer-alibi-shift": False,
-    "transformer-alibi-trainable": False,
-    "transformer-attention-mask": "default",
-    "transformer-decoder-autoreg": "self-attention",
-    "transformer-decoder-dim-ffn": 0,
-    "transformer-decoder-ffn-depth": 0,
-    "transformer-dim-aan": 2048,
-    "transformer-disable-position-embeddings": False,
-    "transformer-guided-alignment-layer": "last",
-    "transformer-no-affine": False,
-    "transformer-no-bias": False,
-    "transformer-no-projection": False,
-    "transformer-pool": False,
-    "transformer-rnn-projection": False,
-    "transformer-tied-layers": [],
-    "transformer-train-position-embeddings": False,
-    "transformer-train-positions": False,  # its name in Marian 1.9, and in what was made of it
-    "ulr": False,
-    "ulr-dim-emb": 0,
-    "ulr-trainable-transformation": False,
-}
 
 
 def _search_settings(original: Original) -> dict[str, object]:
@@ -223,7 +171,7 @@ def _search_settings(original: Original) -> dict[str, object]:
     return {
         "relative-paths": True,
         "models": [MODEL],
-        "vocabs": list(_spm_names(original)),
+        "vocabs": list(spm_names(original)),
         "beam-size": search.beam_size,
         "normalize": original.exponent,
         "word-penalty": 0,
@@ -245,7 +193,7 @@ def readme(original: Original) -> str:
         output=str(original.output),
         model=MODEL,
         decoder=DECODER,
-        vocabs=" ".join(f"{original.output}/{name}" for name in _spm_names(original)),
+        vocabs=" ".join(f"{original.output}/{name}" for name in spm_names(original)),
         exponent=original.exponent,
         alpha=search.length_penalty,
         factor=LENGTH_FACTOR,
@@ -270,21 +218,47 @@ class _State:
         return _State(self.past.select(index), self.memory.select(index))
 
 
+@dataclass(frozen=True)
+class _Ids:
+    """Our ids and Marian's, of one language."""
+
+    ours: Array  # of each of Marian's
+    theirs: Array  # of each of ours; what Marian has not is never asked for
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "_Ids":
+        ours = np.array(order_in_marian(tokenizer))
+        theirs = np.full(tokenizer.vocab_size, -1)
+        theirs[ours] = np.arange(len(ours))
+        return cls(ours, theirs)
+
+    def previous(self, tokens: Tensor) -> Array:
+        """Decoder inputs as Marian has them: where ours begin with BOS, there is nothing before."""
+        return np.where(tokens.numpy() == BOS, -1, self.theirs[tokens.numpy()])
+
+    def logits(self, theirs: Array) -> Tensor:
+        """Marian's logits `(..., V)` in the order of our ids."""
+        ours = np.full((*theirs.shape[:-1], len(self.theirs)), NO_PROBABILITY)
+        ours[..., self.ours] = theirs
+        return torch.from_numpy(ours)
+
+
 class MarianPeer:
     """An exported model, read back from its files, with our search."""
 
     arithmetic = "float64"
 
-    def __init__(self, original: Original, folder: Path, threads: int) -> None:
-        self._graph = MarianGraph.read(folder / MODEL)
-        self._source_spm = folder / _spm_names(original)[0]
+    def __init__(self, graph: MarianGraph, original: Original, spm: Path) -> None:
+        self._graph = graph
+        self._spm = spm
+        self._source, self._target = (_Ids.of(tokenizer) for tokenizer in original.translator.tokenizers.sides)
         self.alpha = original.exponent
         self.versions = {"numpy": np.__version__}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """As the SentencePiece model by itself cuts them."""
-        pieces: list[list[int]] = SentencePieceProcessor(model_file=str(self._source_spm)).encode(list(texts))
-        return pieces
+        pieces: list[list[int]] = SentencePieceProcessor(model_file=str(self._spm)).encode(list(texts))
+        return [self._source.ours[ids].tolist() if ids else [] for ids in pieces]
 
     def penalty(self, length: int) -> float:
         """A power of the length."""
@@ -293,8 +267,8 @@ class MarianPeer:
     def forced(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[Forced]:
         """Logits and log-probabilities."""
         rows, _ = pad([[BOS, *ids] for ids in targets])
-        logits, _ = self._graph.decode(_previous(rows), Past(), self._encode(sources))
-        return forced_by(torch.from_numpy(logits), targets)  # (B, T, V)
+        logits, _ = self._graph.decode(self._target.previous(rows), Past(), self._encode(sources))
+        return forced_by(self._target.logits(logits), targets)  # (B, T, V)
 
     def translate(self, sources: Sequence[list[int]], *, beam_size: int, max_length: int) -> list[list[int]]:
         """By our own `beam_search`."""
@@ -313,17 +287,17 @@ class MarianPeer:
 
     def _encode(self, sources: Sequence[list[int]]) -> Memory:
         rows, mask = pad([[*ids, EOS] for ids in sources])
-        return self._graph.encode(rows.numpy(), mask.sum(1).numpy())
+        return self._graph.encode(self._source.theirs[rows.numpy()], mask.sum(1).numpy())
 
     def _step(self, tokens: Tensor, state: _State) -> tuple[Tensor, _State]:
         """The last token of each hypothesis `(R,)` -> logits of the next `(R, V)`, and the state after it."""
-        logits, past = self._graph.decode(_previous(tokens.unsqueeze(1)), state.past, state.memory)
-        return torch.from_numpy(logits[:, 0]), _State(past, state.memory)
+        logits, past = self._graph.decode(self._target.previous(tokens.unsqueeze(1)), state.past, state.memory)
+        return self._target.logits(logits[:, 0]), _State(past, state.memory)
 
 
-def _previous(tokens: Tensor) -> Array:
-    """Decoder inputs as Marian has them: where ours begin with BOS, there is nothing before."""
-    return np.where(tokens.numpy() == BOS, -1, tokens.numpy())
+def load(original: Original, folder: Path, threads: int) -> MarianPeer:
+    """The peer of an export."""
+    return MarianPeer(MarianGraph.read(folder / MODEL), original, folder / spm_names(original)[0])
 
 
-FORMAT = ExportFormat(packages=(), search=None, bound=lambda _: BOUND, write=write, load=MarianPeer, readme=readme)
+FORMAT = ExportFormat(packages=(), search=None, bound=lambda _: BOUND, write=write, load=load, readme=readme)

@@ -9,7 +9,7 @@ with it what was written. It has been compared with Marian 1.12.42 on a model th
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,39 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from transformer.integrations.published.marian_form import SETTINGS, Value, read_array
+
 Array = npt.NDArray[Any]
 
-SETTINGS = "special:model.yml"
 EPSILON = 1e-6  # of Marian's norms
 _HIDDEN = -1e8  # added to the score of a key that is not seen, as Marian does
-
-
-def settings_as_array(settings: Mapping[str, object]) -> Array:
-    """The settings as the array of bytes that Marian reads, with a zero at its end."""
-    return np.frombuffer(settings_as_yaml(settings).encode() + b"\0", dtype=np.int8)
-
-
-def settings_as_yaml(settings: Mapping[str, object]) -> str:
-    """YAML, each value on a line of its own: texts in quotes, lists below their key."""
-    return "".join(f"{key}: {_as_yaml(value)}\n" for key, value in settings.items())
-
-
-def _as_yaml(value: object) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return "'" + value.replace("'", "''") + "'"
-        case list() | tuple():
-            return "".join(f"\n  - {_as_yaml(item)}" for item in value) or "[]"
-        case _:
-            return str(value)
-
-
-def _read_settings(text: str) -> dict[str, str]:
-    """The settings that have one value."""
-    pairs = (line.split(":", 1) for line in text.split("\n") if ":" in line and not line.startswith(" "))
-    return {key: value.strip().strip("'\"") for key, value in pairs}
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -95,15 +68,15 @@ class MarianGraph:
     """A transformer of Marian's, in float64."""
 
     arrays: dict[str, Array]
-    settings: dict[str, str]
+    settings: dict[str, Value]
 
     @classmethod
     def read(cls, path: Path) -> "MarianGraph":
         """From its file."""
         with np.load(path) as stored:  # which reads no pickle
             arrays = {name: stored[name] for name in stored.files}
-        text = arrays.pop(SETTINGS).astype(np.uint8).tobytes().rstrip(b"\0").decode()
-        return cls({name: array.astype(np.float64) for name, array in arrays.items()}, _read_settings(text))
+        settings = read_array(arrays.pop(SETTINGS))
+        return cls({name: array.astype(np.float64) for name, array in arrays.items()}, settings)
 
     # ---- the two stacks
 
@@ -154,7 +127,7 @@ class MarianGraph:
     # ---- parts
 
     def _depth(self, stack: str) -> int:
-        return int(self.settings[f"{stack}-depth"])
+        return int(str(self.settings[f"{stack}-depth"]))
 
     def _matrix(self, stack: str) -> Array:
         return self.arrays["Wemb"] if "Wemb" in self.arrays else self.arrays[f"{stack}_Wemb"]
@@ -177,12 +150,12 @@ class MarianGraph:
         return x @ self.arrays[weight] + self.arrays[bias]
 
     def _feed_forward(self, name: str, x: Array) -> Array:
-        activation = _ACTIVATIONS[self.settings["transformer-ffn-activation"]]
+        activation = _ACTIVATIONS[str(self.settings["transformer-ffn-activation"])]
         return self._affine(activation(self._affine(x, f"{name}_W1", f"{name}_b1")), f"{name}_W2", f"{name}_b2")
 
     def _heads(self, x: Array) -> Array:
         """`(B, T, D)` -> `(B, H, T, K)`."""
-        return x.reshape(*x.shape[:2], int(self.settings["transformer-heads"]), -1).swapaxes(1, 2)
+        return x.reshape(*x.shape[:2], int(str(self.settings["transformer-heads"])), -1).swapaxes(1, 2)
 
     def _keys_values(self, name: str, x: Array) -> tuple[Array, Array]:
         """`(B, S, D)` -> `(B, H, S, K)` each."""

@@ -31,9 +31,18 @@ class Made:
 def import_run(job: ImportJob) -> Made:
     """Make a run directory of a published model. Raises what `import_model` does."""
     if not job.from_:
-        raise InputError("from is not set: name a folder, or a model of the hub as hf:OWNER/NAME")
+        raise InputError(
+            "from is not set: name a folder, a model.npz of Marian's, or a model of the hub as hf:OWNER/NAME"
+        )
     run = RunDir(Path(job.run_dir))
-    checkpoint = import_model(job.from_, run.path, key="from", src_lang=job.data.src_lang, tgt_lang=job.data.tgt_lang)
+    checkpoint = import_model(
+        job.from_,
+        run.path,
+        key="from",
+        vocabularies=job.vocabularies,
+        src_lang=job.data.src_lang,
+        tgt_lang=job.data.tgt_lang,
+    )
     imported = run.read_record().imported
     assert imported is not None
     model = checkpoint.settings("model", ModelConfig)

@@ -19,7 +19,13 @@ class ImportJob(Job):
     """`transformer import`."""
 
     from_: str = option(
-        "", "a folder that save_pretrained of a MarianMTModel wrote, or a model of the hub, as hf:OWNER/NAME[@REVISION]"
+        "",
+        "a folder that save_pretrained of a MarianMTModel wrote, a model of the hub, as hf:OWNER/NAME[@REVISION], or a "
+        "model.npz of Marian's own",
+    )
+    vocabularies: list[str] | None = option(
+        None,
+        "the SentencePiece model of a model.npz, or those of source and target (null: as the settings beside it say)",
     )
     run_dir: str = option("runs/imported", "the run directory to make")
     data: Languages = field(default_factory=Languages)

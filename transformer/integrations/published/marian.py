@@ -279,7 +279,7 @@ def _name_undone(of_search: _Settings, *, banned: Collection[object]) -> None:
 
 
 @dataclass(frozen=True)
-class _Vocabulary:
+class Vocabulary:
     """Pieces in the order of our ids, and the row of theirs that each has."""
 
     pieces: list[str]
@@ -307,8 +307,8 @@ class _Vocabulary:
 class _Vocabularies:
     """That of the source and that of the target, which may be the same."""
 
-    source: _Vocabulary
-    target: _Vocabulary
+    source: Vocabulary
+    target: Vocabulary
 
 
 def _read_vocabularies(folder: Path, settings: _Settings, *, is_separate: bool) -> _Vocabularies:
@@ -346,7 +346,7 @@ def _read_ids(path: Path, size: int) -> dict[str, int]:
     return ids
 
 
-def _order(ids: Mapping[str, int], path: Path, *, start: int | None, eos: int | None) -> _Vocabulary:
+def _order(ids: Mapping[str, int], path: Path, *, start: int | None, eos: int | None) -> Vocabulary:
     """The pieces in the order of our ids: padding, unknown, the decoder's start, the end, and the others in theirs.
 
     `start` and `eos` are those of a target; a source has no start.
@@ -362,7 +362,14 @@ def _order(ids: Mapping[str, int], path: Path, *, start: int | None, eos: int | 
     if len(set(known)) < len(known) or any(row >= len(ids) for row in known):
         raise InputError(f"{path}: decoder_start_token_id={start} of {CONFIG} is no piece of its own here")
 
+    return ordered(ids, special=special)
+
+
+def ordered(ids: Mapping[str, int], *, special: Sequence[int | None]) -> Vocabulary:
+    """The pieces in the order of our ids: first those of padding, unknown text, start and end, if there are such."""
     # The names of the first four: theirs, but where the start is called padding, or there is none.
+    known = [row for row in special if row is not None]
+    begin = special[BOS]
     by_row = {row: piece for piece, row in ids.items()}
     others = [row for row in range(len(ids)) if row not in known]
     taken = {by_row[row] for row in others} | {"<unk>", "</s>"}
@@ -373,7 +380,7 @@ def _order(ids: Mapping[str, int], path: Path, *, start: int | None, eos: int | 
         while names[index] in taken:
             names[index] = f"<{names[index]}>"
         taken.add(names[index])
-    return _Vocabulary(
+    return Vocabulary(
         [names[PAD], names[UNK], names[BOS], names[EOS], *map(by_row.__getitem__, others)], [*special, *others]
     )
 
@@ -381,15 +388,14 @@ def _order(ids: Mapping[str, int], path: Path, *, start: int | None, eos: int | 
 def _tokenizers(folder: Path, vocabularies: _Vocabularies) -> Tokenizers:
     """The two SentencePiece models under the ids of the vocabularies; one, where they are the same."""
     source, target = (
-        _tokenizer(folder / name, vocabulary)
+        tokenizer_of(folder / name, read_model(_followed(folder / name)), vocabulary)
         for name, vocabulary in ((SOURCE_SPM, vocabularies.source), (TARGET_SPM, vocabularies.target))
     )
     return Tokenizers(source, source if source.model == target.model else target)
 
 
-def _tokenizer(path: Path, vocabulary: _Vocabulary) -> Tokenizer:
+def tokenizer_of(path: Path, model: bytes, vocabulary: Vocabulary) -> Tokenizer:
     """A SentencePiece model under the ids of a vocabulary, which may be its own."""
-    model = read_model(_followed(path))
     is_own = _own_pieces(model) == vocabulary.pieces
     return Tokenizer(model if is_own else with_list(model, vocabulary.pieces), str(path))
 
@@ -520,7 +526,7 @@ class _Embeddings:
         return cls(source, target, target, is_tied=not has_one_vocabulary)
 
 
-def _start(vocabulary: _Vocabulary, embeddings: _Embeddings, stored: _Stored) -> Start:
+def _start(vocabulary: Vocabulary, embeddings: _Embeddings, stored: _Stored) -> Start:
     """Zeros, where the decoder's start is a row of zeros, and neither it nor padding is a class that has a chance."""
     rows = vocabulary.never
     if not rows or max(rows) >= len(embeddings.target) or bool(embeddings.target[rows].any()):

@@ -1,6 +1,7 @@
 """A published model as a run directory: translated with, scored, exported and trained from like any other run.
 
 import_model   a folder, or `hf:OWNER/NAME` -> read_marian -> RUN/{tokenizer.model, run.json, averaged/}
+               Marian's own model.npz       -> read_npz    -> the same
 located        what `init_from` names -> the run directory to begin from, imported once beside the prepared corpora
 run_path       what `run_dir` names -> the run directory to read; of a run on the hub, or a model of Marian's, its copy
                in the cache of the hub's client
@@ -13,7 +14,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,6 +45,7 @@ from transformer.integrations.published.marian import (
     is_marian,
     read_marian,
 )
+from transformer.integrations.published.marian_npz import MarianFiles, find_files, is_npz, read_npz
 from transformer.records import RUN_FORMAT, CheckpointState, Imported, Resolved, RunRecord
 from transformer.run_dir import MODEL, RunDir, list_steps, tokenizer_digests
 from transformer.vocabulary import own_source_size, target_size
@@ -62,19 +64,33 @@ class _Place:
     folder: Path
     source: str
     revision: str | None
+    npz: MarianFiles | None = None  # Marian's own files, in place of a folder
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files of the model that are there, by name."""
+        paths = [self.folder / name for name in FILES] if self.npz is None else self.npz.paths
+        return {path.name: path for path in paths if path.is_file()}
 
 
 def import_model(
-    source: str, run_dir: Path, *, key: str, src_lang: str | None = None, tgt_lang: str | None = None
+    source: str,
+    run_dir: Path,
+    *,
+    key: str,
+    vocabularies: Sequence[str] | None = None,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
 ) -> Checkpoint:
-    """Write a run directory with the model that `source` names: a folder, or `hf:OWNER/NAME`.
+    """Write a run directory with the model that `source` names: a folder, `hf:OWNER/NAME`, or Marian's model.npz.
 
+    `vocabularies` are the SentencePiece models of the last; None takes those that its settings name.
     Raises InputError, which names the setting `key`, where it cannot be imported, and where `run_dir` is there already;
     StorageError where that cannot be written.
     """
     if run_dir.is_symlink() or (run_dir.exists() and (not run_dir.is_dir() or list_names(run_dir))):
         raise InputError(f"{run_dir}: exists already and is not empty: choose another run_dir, or remove it")
-    with _found(source, key) as place:
+    with _found(source, key, vocabularies) as place:
         _write(place, run_dir, src_lang=src_lang, tgt_lang=tgt_lang)
     with suppress(OSError):  # of `build_once`: from now on nobody builds this directory
         run_dir.with_name(f"{run_dir.name}.lock").unlink()
@@ -82,8 +98,16 @@ def import_model(
 
 
 @contextmanager
-def _found(source: str, key: str) -> Iterator[_Place]:
+def _found(source: str, key: str, vocabularies: Sequence[str] | None = None) -> Iterator[_Place]:
     """The files that a source names, for as long as the context lasts."""
+    if is_npz(source):
+        files = find_files(Path(source), vocabularies)
+        yield _Place(files.model.parent, source, revision=None, npz=files)
+        return
+    if vocabularies is not None:
+        raise InputError(
+            f"vocabularies={','.join(vocabularies)} are for a model.npz of Marian's, and {key}={source} is none"
+        )
     if not is_on_hub(source):
         folder = Path(source)
         if not folder.is_dir():
@@ -126,8 +150,8 @@ def _write(place: _Place, run_dir: Path, *, src_lang: str | None, tgt_lang: str 
     """Read the model, and write the run, complete or not at all."""
     imported = _describe(place)
     fill = partial(_copy_run, place.folder, imported=imported)
-    if not RunDir(place.folder).record.exists():
-        published = read_marian(place.folder)
+    if place.npz is not None or not RunDir(place.folder).record.exists():
+        published = read_marian(place.folder) if place.npz is None else read_npz(place.npz)
         job = _job(published, run_dir, src_lang=src_lang, tgt_lang=tgt_lang)
         fill = partial(_fill, published=published, job=job, imported=imported)
     elif place.revision is None:
@@ -146,11 +170,11 @@ def _describe(place: _Place) -> Imported:
         card = file.read(LARGEST_CARD).decode(errors="replace")
     licence = None if card is None else _LICENCE.search(card)
     return Imported(
-        source=place.source if place.revision else str(place.folder.absolute()),
+        source=place.source if place.revision else str(Path(place.source).absolute()),
         revision=place.revision,
         licence=None if licence is None else licence[1],
         card=card,
-        sha256=_digests(place.folder),
+        sha256=_digests(place.files),
     )
 
 
@@ -178,7 +202,7 @@ def _language(given: str | None, found: str | None, key: str) -> str:
     code = given or found
     if code is None:
         raise InputError(
-            f"{key} is not set, and the model's {TOKENIZER_CONFIG} does not name it: give it to `transformer import`"
+            f"{key} is not set, and no {TOKENIZER_CONFIG} of the model names it: give it to `transformer import`"
         )
     try:
         language_of(code, key)
@@ -189,9 +213,9 @@ def _language(given: str | None, found: str | None, key: str) -> str:
     return code
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _digests(files: Mapping[str, Path]) -> dict[str, str]:
     """The SHA-256 of each file of a model, by its name; in the cache of the hub's client they are links."""
-    return {name: digest_file((folder / name).resolve()).sha256 for name in FILES if (folder / name).is_file()}
+    return {name: digest_file(path.resolve()).sha256 for name, path in files.items()}
 
 
 def _copy_run(source: Path, folder: Path, *, imported: Imported) -> None:
@@ -322,7 +346,8 @@ def located(job: TrainJob) -> TrainJob:
     source = job.init_from
     if source is None or list_steps(Path(job.run_dir)):
         return job
-    if not is_on_hub(source) and (is_checkpoint(Path(source)) or not is_marian(Path(source))):
+    is_published = is_on_hub(source) or is_npz(source) or is_marian(Path(source))
+    if not is_published or is_checkpoint(Path(source)):
         return job
 
     path = store_dir_of(job) / "imports" / _name(source)
@@ -341,7 +366,8 @@ def _name(source: str) -> str:
     else:
         folder = Path(source).absolute()
         title = folder.name
-        identity = list(_digests(folder).values())
+        with _found(source, "init_from") as place:
+            identity = list(_digests(place.files).values())
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', title).strip('-.')[:80]}-{digest}"
 
