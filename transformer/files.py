@@ -190,33 +190,33 @@ def storage_error(path: Path, needed: int | None = None, *, error: OSError) -> S
 def build_once(
     path: Path, fill: Callable[[Path], None], *, is_usable: Callable[[Path], bool], marks: Collection[str]
 ) -> None:
-    """Have `fill` make the directory `path`, unless it is usable or another process makes it so in the meantime.
-
-    It is filled under a temporary name and renamed, so that whatever has the name is complete. What is there and not
-    usable makes way if it has a file of `marks`, names which only such a directory has; anything else stays, and
-    FileExistsError is raised. OSError passes through.
-    """
+    """`build` the directory `path`, unless it is usable or another process makes it so in the meantime."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{UNFINISHED}{path.name}")
-
     with _wait_for_lock(path.with_name(f"{path.name}.lock")):
-        if is_usable(path):
-            return
-        _check_replaceable(path, marks)
+        if not is_usable(path):
+            _clear_dead_builds(path.parent)
+            build(path, fill, marks=marks)
 
-        # Clear what builders that were killed have left.
-        _clear_dead_builds(path.parent)
-        remove(temporary)  # of this very directory
 
-        temporary.mkdir()
-        try:
-            fill(temporary)
-            _check_replaceable(path, marks)  # filling may have taken hours
-            remove(path)  # what is there is damaged, or it would have been usable
-            temporary.rename(path)
-            sync(path.parent)
-        finally:
-            remove(temporary)
+def build(path: Path, fill: Callable[[Path], None], *, marks: Collection[str]) -> None:
+    """Have `fill` make the directory `path`, which no other process builds at the same time.
+
+    It is filled under a temporary name and renamed, so that whatever has the name is complete. What is there makes way
+    if it has a file of `marks`, names which only such a directory has; anything else stays, and FileExistsError is
+    raised. OSError passes through.
+    """
+    _check_replaceable(path, marks)
+    temporary = path.with_name(f"{UNFINISHED}{path.name}")
+    remove(temporary)  # of a builder that was killed
+    temporary.mkdir()
+    try:
+        fill(temporary)
+        _check_replaceable(path, marks)  # filling may have taken hours
+        remove(path)  # what is there is damaged, or it would have been usable
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        remove(temporary)
 
 
 def _check_replaceable(path: Path, marks: Collection[str]) -> None:

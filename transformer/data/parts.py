@@ -2,7 +2,8 @@
 
     STORE_DIR/DIGEST.parts/     DIGEST: of the settings, and of the names and sizes of the training files
         plan/                   which pairs are kept by their text, where each part begins, the tokenizers
-        0/, 1/, ...             the parts: each a store, with what was counted
+        0/, 1/, ...             the parts: each a store, with what was counted, and the seal of the plan and its number
+        claims                  who works on what: see `shared_work`
         joined.json             instead of all these, once there is a store of them: its name
 
 Part 0 makes the plan before it encodes its own share: it reads all of the text, judges every pair and trains the
@@ -10,13 +11,13 @@ tokenizer, exactly as preparing without parts does. The others need the plan, an
 without a part joins them. Each folder is complete or not there, and a command that finds its part ends at once.
 """
 
-import hashlib
 import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain, compress, islice, pairwise
 from pathlib import Path
 
@@ -60,7 +61,7 @@ from transformer.errors import InputError, StorageError, TooEarly
 from transformer.files import (
     MANIFEST,
     Sealed,
-    build_once,
+    build,
     encode_json,
     read_json,
     remove,
@@ -68,6 +69,7 @@ from transformer.files import (
     write_json,
     write_new,
 )
+from transformer.shared_work import clear, opened, seal_of
 
 PLAN = "plan"  # the folder, and plan.json in it
 KEPT = "kept"  # beside plan.json: a byte for each pair of all the sets, 1 for one that is kept by its text
@@ -90,20 +92,16 @@ class Plan:
     starts: list[int]  # the first pair of each part, of the pairs of all the sets, and where the last part ends
     text: TextCounts
 
-    @property
-    def sha256(self) -> str:
-        """By which a part says what plan it is of."""
-        return hashlib.sha256(encode_json(to_json(self))).hexdigest()
+    def seal(self, number: int) -> str:
+        """By which a part says that it is the one of this number, of this plan."""
+        return seal_of([to_json(self), number])
 
 
 @dataclass(frozen=True)
 class PartCounts:
     """Which part this is, and what encoding it told."""
 
-    plan: str  # its SHA-256
-    number: int
-    start: int  # the first of its pairs, of those of all the sets
-    end: int
+    seal: str  # of the plan and its number
     pieces: PieceCounts
 
 
@@ -132,9 +130,19 @@ def prepare_part(job: TrainJob, number: int, parts: int) -> None:
     if joined is not None and (number > 0 or digest_text(corpus, store_dir).of_text.startswith(joined)):
         log.info("part %d of %d: in the prepared corpus %s already", number, parts, store_dir / joined)
         return
+    if number > 0:
+        _find_plan(folder, parts)
     try:
-        plan = _make_plan(folder, corpus, parts=parts) if number == 0 else _find_plan(folder, parts=parts)
-        part = _encode_part(folder, plan, corpus, number)
+        with opened(folder, lambda: None if number else _make_plan(folder, corpus, parts)) as work:
+            plan = _find_plan(folder, parts)
+            path = folder / str(number)
+            work.do(
+                number + 1,
+                f"part {number} of {parts}",
+                is_done=lambda: _open_part(path, plan, number),
+                make=lambda: build(path, partial(_encode_part, folder, plan, corpus, number), marks=STORE_MARKS),
+            )
+            part = from_json(PartCounts, read_json(path / COUNTS)).pieces
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{folder}: cannot be written ({reason}): free space or set data.store_dir") from error
@@ -156,7 +164,7 @@ def _joined_store(folder: Path) -> str | None:
         return None
 
 
-def _find_plan(folder: Path, *, parts: int) -> Plan:
+def _find_plan(folder: Path, parts: int) -> Plan:
     """The plan that part 0 has made. Raises TooEarly where there is none, InputError for one of other parts."""
     try:
         plan = _read_plan(folder)
@@ -165,46 +173,36 @@ def _find_plan(folder: Path, *, parts: int) -> Plan:
             f"part 0 of {parts} is not ready, or was given other settings or files: give this command again later "
             f"({folder / PLAN} is not there)"
         ) from error
-    _check_parts(plan, parts, folder)
-    return plan
-
-
-def _check_parts(plan: Plan, parts: int, folder: Path) -> None:
     if plan.parts != parts:
         raise InputError(
             f"part=K/{parts}: {folder} was begun as {plan.parts} parts: give part=K/{plan.parts}, or remove the folder"
         )
+    return plan
 
 
-def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int) -> PieceCounts:
-    """Write the store of a part, unless it is there. Raises InputError where the text is not what part 0 has read."""
+def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int, path: Path) -> None:
+    """Write the store of a part into `path`. Raises InputError where the text is not what part 0 has read."""
+    start, end = plan.starts[number : number + 2]
+    ranges = _cut(plan, corpus, start, end)
+    for one in ranges:
+        one.check(plan.parts)
+    with (folder / PLAN / KEPT).open("rb") as file:
+        file.seek(start)
+        kept = file.read(end - start)
+    borders = pairwise(accumulate(plan.text.read, initial=-start))  # of the sets, in `kept`
+    tokenizers = Tokenizers.load(folder / PLAN)
 
-    def fill(path: Path) -> None:
-        start, end = plan.starts[number : number + 2]
-        ranges = _cut(plan, corpus, start, end)
-        for one in ranges:
-            one.check(plan.parts)
-        with (folder / PLAN / KEPT).open("rb") as file:
-            file.seek(start)
-            kept = file.read(end - start)
-        borders = pairwise(accumulate(plan.text.read, initial=-start))  # of the sets, in `kept`
-        tokenizers = Tokenizers.load(folder / PLAN)
-
-        log.info("encoding %s pairs", f"{kept.count(1):,}")
-        with closing(store_writer(path, tokenizers)) as writer:
-            pieces = encode_pairs(
-                compress(chain.from_iterable(one.pairs() for one in ranges), kept),
-                writer,
-                tokenizers,
-                corpus=corpus,
-                kept_by_text=[kept.count(1, max(first, 0), max(last, 0)) for first, last in borders],
-                sampled_every=sampled_every(plan.text),
-            )
-            writer.finish({COUNTS: encode_json(to_json(PartCounts(plan.sha256, number, start, end, pieces)))})
-
-    path = folder / str(number)
-    build_once(path, fill, is_usable=lambda path: _open_part(path, plan, number) is not None, marks=STORE_MARKS)
-    return from_json(PartCounts, read_json(path / COUNTS)).pieces
+    log.info("encoding %s pairs", f"{kept.count(1):,}")
+    with closing(store_writer(path, tokenizers)) as writer:
+        pieces = encode_pairs(
+            compress(chain.from_iterable(one.pairs() for one in ranges), kept),
+            writer,
+            tokenizers,
+            corpus=corpus,
+            kept_by_text=[kept.count(1, max(first, 0), max(last, 0)) for first, last in borders],
+            sampled_every=sampled_every(plan.text),
+        )
+        writer.finish({COUNTS: encode_json(to_json(PartCounts(plan.seal(number), pieces)))})
 
 
 @dataclass(frozen=True)
@@ -255,22 +253,19 @@ def _open_part(path: Path, plan: Plan, number: int) -> tuple[PieceCounts, Ids] |
         counts = from_json(PartCounts, read_json(path / COUNTS))
     except (OSError, ValueError, InputError):
         return None
-    start, end = plan.starts[number : number + 2]
-    expected = PartCounts(plan.sha256, number, start, end, counts.pieces)
-    return (counts.pieces, tokens) if counts == expected else None
+    return (counts.pieces, tokens) if counts.seal == plan.seal(number) else None
 
 
 # ---- the plan -------------------------------------------------------------------------------------------------------
 
 
-def _make_plan(folder: Path, corpus: TrainingText, *, parts: int) -> Plan:
+def _make_plan(folder: Path, corpus: TrainingText, parts: int) -> None:
     """Read all of the text, and write what the parts need, unless that is there and of the same text."""
+    remove(folder / JOINED)  # of a prepared corpus that has been deleted, or of other text
     files = [text_set.files for text_set in corpus.sets]
-
-    def is_usable(_: Path) -> bool:
-        with suppress(InputError):
-            return _digests_of(_read_plan(folder).files) == _digests_of(files)
-        return False
+    with suppress(InputError):
+        if _digests_of(_read_plan(folder).files) == _digests_of(files):
+            return
 
     def fill(path: Path) -> None:
         digests = digest_text(corpus, folder.parent)
@@ -287,11 +282,7 @@ def _make_plan(folder: Path, corpus: TrainingText, *, parts: int) -> Plan:
         write_new(path / MANIFEST, encode_json(to_json(Sealed(manifest))))
         sync(path)
 
-    remove(folder / JOINED)  # of a prepared corpus that has been deleted, or of other text
-    build_once(folder / PLAN, fill, is_usable=is_usable, marks=[MANIFEST, f"{PLAN}.json"])
-    plan = _read_plan(folder)
-    _check_parts(plan, parts, folder)
-    return plan
+    build(folder / PLAN, fill, marks=[MANIFEST, f"{PLAN}.json"])
 
 
 def _read_plan(folder: Path) -> Plan:
@@ -379,6 +370,4 @@ def retire_parts(folder: Path, name: str) -> None:
     """Leave of the parts only that they are in the prepared corpus of this name; no harm if that fails."""
     with suppress(StorageError):
         write_json(folder / JOINED, {"store": name})
-        for path in folder.iterdir():
-            if path.name != JOINED:
-                remove(path)
+        clear(folder, lambda path: path.name != JOINED)

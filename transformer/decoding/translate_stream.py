@@ -16,7 +16,8 @@ from transformer import plugins
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import SAMPLES_TO_RERANK
 from transformer.data.corpus import LONGEST_LINE, cut_line, is_blank, read_lines, with_tag
-from transformer.decoding.bulk import choose_device, from_files, read_file
+from transformer.decoding.bulk import choose_device, from_files
+from transformer.decoding.input_file import read_file
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
 from transformer.decoding.stream import Output, Tally, read_blocks, stream, warn_of_missing_tag

@@ -21,6 +21,7 @@ import torch
 
 from support.ranks import ranks
 from support.translations import sentences, write_run
+from transformer import shared_work
 from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import Device, LineFormat, Precision, SampleConfig, SearchOverride
 from transformer.data.compression import compress
@@ -525,7 +526,7 @@ def test_translate_joins_nothing_of_an_input_that_changed_unseen(
     assert Path("out").read_bytes() == streamed(job(run_dir))
 
 
-@pytest.mark.parametrize("byte", [bulk.JOINING, 1])
+@pytest.mark.parametrize("byte", [shared_work.ALONE, 1])
 def test_translate_says_for_which_process_it_waits(byte: int, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one, as good as frozen, lets go when it has been named."""
     stop_after(0, lambda: in_bulk(file_job(run_dir)))
@@ -550,17 +551,17 @@ def test_translate_says_for_which_process_it_waits(byte: int, run_dir: Path, mon
                 is_named.set()
 
     handler = Named()
-    bulk.log.addHandler(handler)
-    monkeypatch.setattr(bulk.log, "level", logging.INFO)
-    monkeypatch.setattr(bulk, "QUIET_SECONDS", 0.1)
+    shared_work.log.addHandler(handler)
+    monkeypatch.setattr(shared_work.log, "level", logging.INFO)
+    monkeypatch.setattr(shared_work, "QUIET_SECONDS", 0.1)
     try:
         in_bulk(file_job(run_dir))
     finally:
-        bulk.log.removeHandler(handler)
+        shared_work.log.removeHandler(handler)
         other.kill()
         other.join()
     assert len(said) == 1
-    what = r".*/\.out\.work" if byte == bulk.JOINING else r"lines 1 to \d+"
+    what = r".*/\.out\.work" if byte == shared_work.ALONE else r"lines 1 to \d+"
     assert re.match(rf"{what}: waiting for process {other.pid}, ", said[0])
     assert Path("out").read_bytes() == streamed(job(run_dir))
 
