@@ -80,12 +80,14 @@ REPORTED = (
         "_fill(target, step, tensors=tensors, documents=documents)",
         f"{CRASH}[first]",
     ),
-    Mutant("digests are not compared", "files.py", "if found != expected.sha256:", "if False:", f"{DAMAGE}[flip]"),
+    Mutant(
+        "digests are not compared", "sealed_folder.py", "if sha256 != expected.sha256:", "if False:", f"{DAMAGE}[flip]"
+    ),
     Mutant(
         "a file that the manifest lacks is let through",
-        "checkpoint.py",
-        "                if name not in manifest.files:\n                    raise",
-        "                if name not in manifest.files:\n                    continue\n                    raise",
+        "sealed_folder.py",
+        "{*self.manifest.files, *os.listdir(self.folder)}",
+        "{*self.manifest.files}",
         f"{DAMAGE}[add]",
     ),
     Mutant(
@@ -112,7 +114,7 @@ REPORTED = (
         POWER,
     ),
     Mutant("no fsync of a file", "files.py", "        os.fsync(file)\n", "", POWER),
-    Mutant("no fsync of a new checkpoint's names", "checkpoint.py", "    sync(folder)\n", "", POWER),
+    Mutant("no fsync of a new checkpoint's names", "sealed_folder.py", "    sync(folder)\n", "", POWER),
     Mutant(
         "no fsync of the directory of checkpoints",
         "checkpoint.py",
@@ -595,7 +597,7 @@ FOUND = (
     Mutant(
         "the store is not verified",
         "data/store.py",
-        "                check_digest(file, expected)",
+        "                folder.verify()",
         "                pass",
         "core/unit/test_store.py::test_store_open_finds_every_flipped_bit_cut_and_missing_file",
     ),
@@ -637,8 +639,8 @@ FOUND = (
     Mutant(
         "what a kill left of a store is not cleared",
         "files.py",
-        "        remove(temporary)  #",
-        "        #",
+        "    remove(temporary)  #",
+        "    #",
         "core/faults/test_faults_disk.py::test_train_recovers_from_a_kill_before_a_call[the store]",
     ),
     Mutant(
@@ -972,7 +974,7 @@ FOUND = (
     ),
     Mutant(
         "a checkpoint that cannot be opened is taken for damaged",
-        "checkpoint.py",
+        "sealed_folder.py",
         "        if lack is not None:\n            raise StorageError",
         "        if False:\n            raise StorageError",
         "core/unit/test_checkpoint.py::test_newest_takes_no_checkpoint_for_damaged_that_it_cannot_open",

@@ -17,9 +17,10 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer.config.primitives import from_json, to_json
+from transformer import sealed_folder
+from transformer.config.primitives import from_json
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.files import (
     DOOMED,
@@ -35,22 +37,17 @@ from transformer.files import (
     REPLACED,
     UNFINISHED,
     Digest,
-    check_digest,
-    check_size,
     encode_json,
     list_names,
     make_directories,
-    open_regular,
     parse_json,
     put_back,
-    read_verified,
     remove,
     storage_error,
     sync,
     temporary_name,
     write_new,
 )
-from transformer.machine import lack_of
 from transformer.records import CHECKPOINT_FORMAT, CheckpointState
 from transformer.run_dir import (
     CONFIG,
@@ -66,6 +63,7 @@ from transformer.run_dir import (
     step_of,
     tensor_file,
 )
+from transformer.sealed_folder import SealedFolder, open_sealed, seal
 
 T = TypeVar("T")
 
@@ -82,7 +80,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(sealed_folder.Manifest):
     """MANIFEST.json of a checkpoint."""
 
     format: int
@@ -110,15 +108,9 @@ class Checkpoint:
 
         Raises CheckpointError, also if the checkpoint does not hold them.
         """
-        file_name = tensor_file(name)
-        path = self.path / file_name
-        with _open_folder(self.path) as folder, _errors_named(path):
-            expected = self.manifest.files.get(file_name)
-            if expected is None:
-                raise ValueError("this checkpoint does not hold it")
-            with open_regular(path, folder) as file:
-                data = read_verified(file, expected)
-
+        path = self.path / tensor_file(name)
+        with _opened(self.path, known=self.manifest) as folder:
+            data = folder.read(tensor_file(name))
         try:
             tensors = safetensors.torch.load(data)
         except Exception as error:  # a hostile header fails in as many ways as safetensors and torch have
@@ -208,6 +200,7 @@ def commit(
     run = RunDir(run_dir)
     target = run.averaged if averaged else run.checkpoint(step)
     documents = {CONFIG: encode_json(dict(config)), STATE: encode_json(dict(state))}
+    _check_names({*documents, *map(tensor_file, tensors)})
     needed = sum(len(document) for document in documents.values())
     needed += sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
 
@@ -254,11 +247,7 @@ def _fill(
         file_name = tensor_file(name)
         digests[file_name] = write_new(folder / file_name, _to_bytes(group))
 
-    manifest = Manifest(CHECKPOINT_FORMAT, step, dict(sorted(digests.items())))
-    _check_names(manifest)
-    write_new(folder / MANIFEST, encode_json(to_json(manifest)))
-    sync(folder)
-    return manifest
+    return seal(folder, digests, partial(Manifest, CHECKPOINT_FORMAT, step))
 
 
 def _to_bytes(group: Mapping[str, Tensor]) -> bytes:
@@ -487,30 +476,20 @@ def load_weights(path: Path) -> Checkpoint:
 
 def _load(path: Path, *, verifies_tensors: bool) -> Checkpoint:
     documents: dict[str, Any] = {}
-    with _open_folder(path) as folder:
-        # Every file that is in the manifest or in the directory must be in both.
-        manifest = _read_manifest(path, folder)
-        names = {*manifest.files, *os.listdir(folder)} - {MANIFEST}
-        for name in sorted(names):
-            with _errors_named(path / ascii(name)[1:-1]):
-                if name not in manifest.files:
-                    raise ValueError("not in the manifest")
-                with open_regular(path / name, folder) as file:
-                    if verifies_tensors or name in _DOCUMENTS:
-                        check_digest(file, manifest.files[name])
-                    else:
-                        check_size(file, manifest.files[name])
-                    if name in _DOCUMENTS:
-                        documents[name] = parse_json(file)
-                        if not isinstance(documents[name], dict):
-                            raise ValueError("not a JSON object")
-    return Checkpoint(path, manifest, config=documents[CONFIG], state=documents[STATE])
+    with _opened(path) as folder:
+        for name in sorted(folder.names()):
+            with folder.file(name, is_verified=verifies_tensors or name in _DOCUMENTS) as file:
+                if name in _DOCUMENTS:
+                    documents[name] = parse_json(file)
+                    if not isinstance(documents[name], dict):
+                        raise ValueError("not a JSON object")
+    return Checkpoint(path, folder.manifest, config=documents[CONFIG], state=documents[STATE])
 
 
-def _read_manifest(path: Path, folder: int) -> Manifest:
-    """The manifest of the checkpoint at `path`, whose directory is open as `folder`. Raises CheckpointError."""
-    with _errors_named(path / MANIFEST), open_regular(path / MANIFEST, folder) as file:
-        data = parse_json(file)
+def _opened(path: Path, known: Manifest | None = None) -> AbstractContextManager[SealedFolder[Manifest]]:
+    """The directory of a checkpoint. Raises CheckpointError."""
+
+    def parse(data: Any) -> Manifest:
         match data:
             case {"format": int(number)} if number < CHECKPOINT_FORMAT:
                 raise ValueError(f"format {number} is of an unreleased version of this package: start a new run")
@@ -518,46 +497,19 @@ def _read_manifest(path: Path, folder: int) -> Manifest:
                 raise ValueError(f"format {number} is of a later version of this package: update it")
 
         manifest = from_json(Manifest, data, complete=True)
-        _check_names(manifest)
+        _check_names(manifest.files.keys())
         if step_of(path.name) is not None and path.name != step_name(manifest.step):
             raise ValueError(f"belongs to step {manifest.step}")
-        file.seek(0)
-        if file.read() != encode_json(to_json(manifest)):  # catches, among others, a name given twice
-            raise ValueError("not as it was written")
-    return manifest
+        return manifest
+
+    return open_sealed(path, parse, CheckpointError, known=known)
 
 
-def _check_names(manifest: Manifest) -> None:
+def _check_names(names: Set[str]) -> None:
     """Raise ValueError for a file that no checkpoint has, or without one that every checkpoint has."""
-    names = manifest.files.keys()
     unknown = names - _ALLOWED
     if unknown:
         raise ValueError(f"{min(unknown)!a:.80} is not one of the files of a checkpoint: {sorted(_ALLOWED)}")
     missing = _REQUIRED - names
     if missing:
         raise ValueError(f"{min(missing)!a:.80} is missing from the files of a checkpoint: {sorted(names)!a:.200}")
-
-
-@contextmanager
-def _errors_named(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file becomes a CheckpointError that names it; what the machine lacks, a StorageError."""
-    try:
-        yield
-    except OSError as error:
-        lack = lack_of(error)  # which says nothing about the file: it must not be taken for damaged
-        if lack is not None:
-            raise StorageError(f"{path}: {lack}") from error
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-@contextmanager
-def _open_folder(path: Path) -> Iterator[int]:
-    """A directory held open: files opened in it belong together even if it is replaced meanwhile."""
-    with _errors_named(path):
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        yield folder
-    finally:
-        os.close(folder)

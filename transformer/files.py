@@ -26,7 +26,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TextIO
 
-from transformer.errors import StorageError
+from transformer.errors import CheckpointError, InputError, StorageError
 
 UNFINISHED = ".tmp-"
 DOOMED = ".del-"
@@ -43,13 +43,6 @@ class Digest:
 
     size: int  # bytes
     sha256: str
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """The manifest of a folder: its files by name."""
-
-    files: dict[str, Digest]
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
@@ -219,6 +212,15 @@ def build(path: Path, fill: Callable[[Path], None], *, marks: Collection[str]) -
         remove(temporary)
 
 
+def is_sound(read: Callable[[Path], object], path: Path) -> bool:
+    """Whether something is at `path` that can be read: neither missing nor damaged."""
+    try:
+        read(path)
+    except (InputError, CheckpointError):
+        return False
+    return True
+
+
 def _check_replaceable(path: Path, marks: Collection[str]) -> None:
     """Raise FileExistsError where something is at `path` that is not a directory with one of the marks.
 
@@ -285,41 +287,13 @@ def digest_file(path: Path) -> Digest:
         return Digest(file.tell(), sha256)
 
 
-def check_digest(file: BufferedReader, expected: Digest) -> None:
-    """Compare an open file with its digest, and leave it at its start. Raises ValueError where they differ."""
-    check_size(file, expected)
-    _check_sha256(hashlib.file_digest(file, "sha256").hexdigest(), expected)
-    file.seek(0)
-
-
-def read_verified(file: BufferedReader, expected: Digest) -> bytes:
-    """The content of an open file, which is what its digest says. Raises ValueError where it is not."""
-    check_size(file, expected)
-    data = file.read()
-    _check_sha256(hashlib.sha256(data).hexdigest(), expected)
-    return data
-
-
-def check_size(file: BufferedReader, expected: Digest) -> None:
-    """Raise ValueError unless an open file has the size that its digest says."""
-    size = os.fstat(file.fileno()).st_size
-    if size != expected.size:
-        raise ValueError(f"damaged: {size} bytes, and {MANIFEST} says {expected.size}")
-
-
-def _check_sha256(found: str, expected: Digest) -> None:
-    if found != expected.sha256:
-        raise ValueError(f"damaged: its sha256 differs from the one in {MANIFEST}")
-
-
 def open_regular(path: Path, folder: int | None = None, *, limit: int | None = None) -> BufferedReader:
     """Open a regular file, following no link and waiting for no pipe.
 
-    With the descriptor of an open directory as `folder`, the file of that name in it is opened, wherever the directory
-    is now. Raises OSError, also for what is not a regular file, or is larger than `limit` bytes.
+    With the descriptor of an open directory as `folder`, the path begins there, wherever the directory is now. Raises
+    OSError, also for what is not a regular file, or is larger than `limit` bytes.
     """
-    name = path if folder is None else path.name
-    file = os.fdopen(_open_regular(name, os.O_RDONLY, folder), "rb")
+    file = os.fdopen(_open_regular(path, os.O_RDONLY, folder), "rb")
     if limit is not None and os.fstat(file.fileno()).st_size > limit:
         file.close()
         raise OSError(errno.EFBIG, f"larger than {limit} bytes")

@@ -583,7 +583,10 @@ def test_run_dir_on_the_hub_is_verified_whenever_it_is_named(trained: Path, hub:
     for changed, what in (
         ({"data_json": b"{}"}, "data.json: damaged: 2 bytes"),
         ({"hypotheses__test_src": b"x" * len(repository.files["hypotheses/test.src"])}, "hypotheses/test.src: damaged"),
-        ({"MANIFEST_json": json.dumps({"files": outside}).encode()}, "../escaped.json: not one of the files of a run"),
+        (
+            {"MANIFEST_json": json.dumps({"files": outside}).encode()},
+            "MANIFEST.json: '../escaped.json' is not one of the files of a run",
+        ),
         ({"MANIFEST_json": b"[]"}, "MANIFEST.json: "),
     ):
         bad = there(**changed)

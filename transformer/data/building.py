@@ -88,15 +88,6 @@ def open_built(path: Path) -> Built:
     return Built(path, store, tokenizers, report)
 
 
-def is_usable(path: Path) -> bool:
-    """Whether there is a prepared corpus at `path`, complete and as it was written."""
-    try:
-        open_built(path)
-    except InputError:
-        return False
-    return True
-
-
 def build(path: Path, corpus: TrainingText, screened: Screened) -> None:
     """Write the store into the directory `path`, with the tokenizer's model and the report beside it."""
     text = screened.count()

@@ -40,7 +40,7 @@ from transformer.data.corpus import Pair
 from transformer.data.report import FileReport, TokenCounts
 from transformer.data.screening import TextCounts, screen
 from transformer.data.source import Source
-from transformer.data.store import STORE_MARKS, Ids, Store, join_stores, verify_files
+from transformer.data.store import STORE_MARKS, Ids, Store, join_stores
 from transformer.data.tokenizer import Tokenizers
 from transformer.data.training_text import (
     Digests,
@@ -60,15 +60,15 @@ from transformer.data.training_text import (
 from transformer.errors import InputError, StorageError, TooEarly
 from transformer.files import (
     MANIFEST,
-    Sealed,
     build,
     encode_json,
+    parse_json,
     read_json,
     remove,
-    sync,
     write_json,
     write_new,
 )
+from transformer.sealed_folder import Sealed, open_sealed, seal
 from transformer.shared_work import clear, opened, seal_of
 
 PLAN = "plan"  # the folder, and plan.json in it
@@ -278,21 +278,17 @@ def _make_plan(folder: Path, corpus: TrainingText, parts: int) -> None:
             KEPT: kept,
             **train_models(corpus, kept),
         }
-        manifest = {name: write_new(path / name, content) for name, content in contents.items()}
-        write_new(path / MANIFEST, encode_json(to_json(Sealed(manifest))))
-        sync(path)
+        seal(path, {name: write_new(path / name, content) for name, content in contents.items()}, Sealed)
 
     build(folder / PLAN, fill, marks=[MANIFEST, f"{PLAN}.json"])
 
 
 def _read_plan(folder: Path) -> Plan:
     """The plan that part 0 has made. Raises InputError where there is none, or a damaged one."""
-    path = folder / PLAN
-    try:
-        verify_files(path, from_json(Sealed, read_json(path / MANIFEST)).files)
-        return from_json(Plan, read_json(path / f"{PLAN}.json"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not complete ({error})") from error
+    with open_sealed(folder / PLAN, partial(from_json, Sealed), InputError) as plan:
+        plan.verify()
+        with plan.file(f"{PLAN}.json") as file:
+            return from_json(Plan, parse_json(file))
 
 
 def _digests_of(files: Sequence[Mapping[str, FileReport]]) -> list[list[str]]:

@@ -15,13 +15,14 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from transformer import plugins
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig
-from transformer.data.building import Built, build, is_usable, open_built
+from transformer.data.building import Built, build, open_built
 from transformer.data.corpus import Pair
 from transformer.data.parts import folder_of, is_begun, join_parts, retire_parts
 from transformer.data.report import DataReport, PairCounts, SetReport
@@ -42,7 +43,7 @@ from transformer.data.training_text import (
     training_weights,
 )
 from transformer.errors import InputError, StorageError
-from transformer.files import build_once
+from transformer.files import build_once, is_sound
 from transformer.vocabulary import UNK, describe_vocab_size, own_source_size
 
 CHECKED = 10_000  # pairs of a training set, from its beginning, that are looked at for plain faults
@@ -210,7 +211,7 @@ def _open_or_build(path: Path, corpus: TrainingText) -> Built:
                 if screened is None
                 else build(folder, corpus, screened)
             ),
-            is_usable=is_usable,
+            is_usable=partial(is_sound, open_built),
             marks=STORE_MARKS,
         )
     except OSError as error:

@@ -15,8 +15,9 @@ import mmap
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -24,19 +25,11 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from transformer.config.primitives import from_json, to_json
+from transformer import sealed_folder
+from transformer.config.primitives import from_json
 from transformer.errors import InputError, StorageError
-from transformer.files import (
-    MANIFEST,
-    Digest,
-    check_digest,
-    digest_file,
-    encode_json,
-    open_regular,
-    read_json,
-    sync,
-    write_new,
-)
+from transformer.files import MANIFEST, Digest, open_regular, sync
+from transformer.sealed_folder import SealedFolder, open_sealed, seal
 
 STORE_VERSION = 1
 JOINED_VERSION = 2  # of a store that was joined: earlier versions of this package cannot read it
@@ -52,7 +45,7 @@ Mixture = Sequence[tuple[int, float]]  # number of pairs and weight of each corp
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(sealed_folder.Manifest):
     """MANIFEST.json of a store."""
 
     format: int
@@ -237,9 +230,10 @@ class Store:
 
         Raises InputError where a file is missing, foreign or damaged.
         """
-        manifest = _read_manifest(path)
-        if not is_verified:
-            verify_files(path, manifest.files)
+        with _opened(path) as folder:
+            manifest = folder.manifest
+            if not is_verified:
+                folder.verify()
 
         files: list[_MappedFile] = []
 
@@ -254,25 +248,25 @@ class Store:
         return cls(pieces, (source_offsets, target_offsets), files=files)
 
 
-def _read_manifest(path: Path) -> Manifest:
-    """The manifest of a store. Raises InputError where the store is not complete, or of another version."""
-    try:
-        data = read_json(path / MANIFEST)
-        if isinstance(data, dict) and data.get("format") not in (STORE_VERSION, JOINED_VERSION):
-            raise InputError(
-                f"{path}: a prepared corpus of format {data.get('format')}, not {STORE_VERSION} or {JOINED_VERSION}"
-            )
-        manifest = from_json(Manifest, data, complete=True)
-        if (path / MANIFEST).read_bytes() != encode_json(to_json(manifest)):
-            raise ValueError(f"{MANIFEST} is not as it was written")
-        source, target = (_id_files(manifest.files, side) for side in SIDES)
-        is_joined = "source.ids" not in source
-        has_all = len(source) == len(target) > 0 and all(f"{side}.offsets" in manifest.files for side in SIDES)
-        is_of_format = manifest.format == (JOINED_VERSION if is_joined else STORE_VERSION)
-        if manifest.dtype not in (_NARROW, _WIDE) or not (has_all and is_of_format):
-            raise InputError(f"{path / MANIFEST}: damaged")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a complete prepared corpus ({type(error).__name__}: {error})") from error
+def _opened(path: Path) -> AbstractContextManager[SealedFolder[Manifest]]:
+    """The directory of a store. Raises InputError where it is not complete, or of another version."""
+    return open_sealed(path.resolve(), _parse_manifest, InputError)
+
+
+def _parse_manifest(data: Any) -> Manifest:
+    """The manifest of a store. Raises ValueError where it cannot be one."""
+    if isinstance(data, dict) and data.get("format") not in (STORE_VERSION, JOINED_VERSION):
+        raise ValueError(f"a prepared corpus of format {data.get('format')}, not {STORE_VERSION} or {JOINED_VERSION}")
+    manifest = from_json(Manifest, data, complete=True)
+    for name in manifest.files:
+        if name != Path(name).name:
+            raise ValueError(f"it names {name!a:.80}, which is no file beside it")
+    source, target = (_id_files(manifest.files, side) for side in SIDES)
+    is_joined = "source.ids" not in source
+    has_all = len(source) == len(target) > 0 and all(f"{side}.offsets" in manifest.files for side in SIDES)
+    is_of_format = manifest.format == (JOINED_VERSION if is_joined else STORE_VERSION)
+    if manifest.dtype not in (_NARROW, _WIDE) or not (has_all and is_of_format):
+        raise ValueError("damaged")
     return manifest
 
 
@@ -281,20 +275,6 @@ def _id_files(names: Mapping[str, Digest], side: str) -> list[str]:
     if f"{side}.ids" in names:
         return [f"{side}.ids"]
     return list(takewhile(names.__contains__, (f"{side}.{number}.ids" for number in count())))
-
-
-def verify_files(path: Path, files: Mapping[str, Digest]) -> None:
-    """Raise InputError unless all files in the directory `path` have the sizes and digests that its manifest names."""
-    for name, expected in files.items():
-        try:
-            if name != Path(name).name:
-                raise ValueError(f"{MANIFEST} names {name!a:.80}, which is no file beside it")
-            with open_regular(path / name) as file:
-                check_digest(file, expected)
-        except OSError as error:
-            raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
-        except ValueError as error:
-            raise InputError(f"{path / ascii(name)[1:-1]}: {error}") from error
 
 
 class StoreWriter:
@@ -339,12 +319,7 @@ class StoreWriter:
         self.close()
         for name, content in extras.items():
             (self._path / name).write_bytes(content)
-
-        files = {}
-        for name in (*(f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")), *extras):
-            sync(self._path / name)
-            files[name] = digest_file(self._path / name)
-        _write_manifest(self._path, Manifest(STORE_VERSION, self._dtype, files))
+        seal(self._path, {}, partial(Manifest, STORE_VERSION, self._dtype))
 
     def close(self) -> None:
         """Close the files; safe to call again."""
@@ -359,7 +334,10 @@ def join_stores(path: Path, parts: Sequence[Path], extras: Mapping[str, bytes]) 
     Their ids are not copied: the files get another name, on file systems that have hard links. Offsets are written
     anew. OSError passes through, as from StoreWriter; InputError where a part is no store.
     """
-    manifests = [_read_manifest(part) for part in parts]
+    manifests = []
+    for part in parts:
+        with _opened(part) as folder:
+            manifests.append(folder.manifest)
     files = {}
     for side in SIDES:
         for number, (part, manifest) in enumerate(zip(parts, manifests, strict=True)):
@@ -370,11 +348,7 @@ def join_stores(path: Path, parts: Sequence[Path], extras: Mapping[str, bytes]) 
             _join_offsets([part / f"{side}.offsets" for part in parts], joined)
     for name, content in extras.items():
         (path / name).write_bytes(content)
-
-    for name in (*(f"{side}.offsets" for side in SIDES), *extras):
-        sync(path / name)
-        files[name] = digest_file(path / name)
-    _write_manifest(path, Manifest(JOINED_VERSION, manifests[0].dtype, files))
+    seal(path, files, partial(Manifest, JOINED_VERSION, manifests[0].dtype))
 
 
 def _join_offsets(parts: Sequence[Path], joined: IO[bytes]) -> None:
@@ -395,8 +369,3 @@ def _link(file: Path, name: Path) -> None:
     except OSError:
         shutil.copyfile(file, name)
         sync(name)
-
-
-def _write_manifest(path: Path, manifest: Manifest) -> None:
-    write_new(path / MANIFEST, encode_json(to_json(manifest)))
-    sync(path)

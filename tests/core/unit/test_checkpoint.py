@@ -15,7 +15,6 @@ import signal
 import time
 from collections.abc import Callable
 from hashlib import sha256
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,9 @@ from support.corpora import step_dir
 from transformer.checkpoint import commit, find_checkpoint, load_checkpoint, newest, rotate
 from transformer.config.settings import DataConfig, ModelConfig
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError
-from transformer.files import Digest, read_json, read_verified, write_json
+from transformer.files import read_json, write_json
 from transformer.run_dir import RunDir, holds_lock, list_steps, lock_run
+from transformer.sealed_folder import SealedFolder
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_commit_does_not_write_what_would_not_load(run: Path) -> None:
 def test_checkpoint_names_tensors_that_are_not_there(run: Path) -> None:
     found = commit(run, step=30, **content(30) | {"tensors": {"model": {}}})
     for name in ("ema", "../step-00000020/model", "state.json"):
-        with pytest.raises(CheckpointError, match="does not hold it"):
+        with pytest.raises(CheckpointError, match="not in the manifest"):
             found.tensors(name)
     assert found.tensors("model") == {}
 
@@ -407,12 +407,13 @@ def test_find_checkpoint_names_the_newest_of_many_runs(tmp_path: Path) -> None:
 
 def test_find_checkpoint_reads_the_weights_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
+    real = SealedFolder.read
 
-    def counted(file: BufferedReader, expected: Digest) -> bytes:
-        read.append(expected.sha256)
-        return read_verified(file, expected)
+    def counted(folder: SealedFolder[Any], name: str) -> bytes:
+        read.append(folder.manifest.files[name].sha256)
+        return real(folder, name)
 
-    monkeypatch.setattr("transformer.checkpoint.read_verified", counted)
+    monkeypatch.setattr(SealedFolder, "read", counted)
     monkeypatch.setattr("transformer.checkpoint.check_weights", lambda tensors: None)
     find_checkpoint(run, "last").weights()
     weights = (step_dir(run, 20) / "ema.safetensors").read_bytes()
@@ -445,7 +446,7 @@ def test_newest_takes_no_checkpoint_for_damaged_that_it_cannot_open(
 
     before = snapshot(run)
     with lock_run(run):
-        monkeypatch.setattr("transformer.checkpoint.open_regular", fail)
+        monkeypatch.setattr("transformer.sealed_folder.open_regular", fail)
         with pytest.raises(StorageError, match=r"step-00000020.*: (no file can be opened|no memory is left)"):
             newest(run)
     assert snapshot(run) == before

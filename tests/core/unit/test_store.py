@@ -85,7 +85,7 @@ def test_store_that_was_joined_is_like_one_that_was_written_at_once(cuts: Sequen
     assert os.path.samefile(path / "source.0.ids", parts[0] / "source.ids")  # nothing is copied
 
     (path / "target.0.ids").unlink()
-    with pytest.raises(InputError, match=r"not a complete prepared corpus .*target\.0\.ids"):
+    with pytest.raises(InputError, match=r"target\.0\.ids: No such file"):
         Store.open(path)
 
 
@@ -178,10 +178,10 @@ def test_store_open_finds_every_flipped_bit_cut_and_missing_file(tmp_path: Path)
                 assert file.name == "MANIFEST.json"
                 assert outcome == [[4, 3], [2, 5], [3, 2], [1, 2], [5, 4]]
         file.write_bytes(good[:-1])
-        with pytest.raises(InputError, match=f"{path}: not a complete|{file}: damaged"):
+        with pytest.raises(InputError, match=f"{file}: "):
             Store.open(path)
         file.unlink()
-        with pytest.raises(InputError, match=f"{path}: not a complete prepared corpus .*No such file"):
+        with pytest.raises(InputError, match=f"{file}: No such file"):
             Store.open(path)
         file.write_bytes(good)
     assert found >= 200
@@ -191,25 +191,25 @@ def test_store_open_finds_every_flipped_bit_cut_and_missing_file(tmp_path: Path)
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [
-        (b"", "not a complete prepared corpus .*Expecting value"),
-        (b"[]", "not a complete prepared corpus .*Manifest"),
+        (b"", "Expecting value"),
+        (b"[]", ".*Manifest"),
         (b"{}", "a prepared corpus of format None, not 1 or 2"),
         (b'{"format": 3}', "a prepared corpus of format 3, not 1 or 2"),
-        (b'{"format": 1, "files": 3}', "not a complete prepared corpus .*Manifest"),
-        (b"\xff", "not a complete prepared corpus .*'utf-8' codec"),
+        (b'{"format": 1, "files": 3}', ".*Manifest"),
+        (b"\xff", "'utf-8' codec"),
     ],
 )
 def test_store_open_refuses_a_foreign_manifest(manifest: bytes, message: str, tmp_path: Path) -> None:
     path = written(tmp_path / "s")
     (path / "MANIFEST.json").write_bytes(manifest)
-    with pytest.raises(InputError, match=f"{path}: {message}"):
+    with pytest.raises(InputError, match=f"{path}/MANIFEST.json: {message}"):
         Store.open(path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 3}, "s: a prepared corpus of format 3, not 1 or 2"),
+        ({"format": 3}, "s/MANIFEST.json: a prepared corpus of format 3, not 1 or 2"),
         ({"format": 2}, r"MANIFEST\.json: damaged"),  # of a store that was joined, whose ids are in several files
         ({"dtype": "<f4"}, r"MANIFEST\.json: damaged"),
         ({"files": {}}, r"MANIFEST\.json: damaged"),
@@ -239,7 +239,7 @@ def test_store_open_opens_nothing_outside_it(name: str, tmp_path: Path) -> None:
 def test_store_open_refuses_a_manifest_in_another_writing(tmp_path: Path) -> None:
     path = written(tmp_path / "s") / "MANIFEST.json"
     path.write_text(json.dumps(json.loads(path.read_bytes())), encoding="utf-8")
-    with pytest.raises(InputError, match=r"MANIFEST\.json is not as it was written"):
+    with pytest.raises(InputError, match=r"MANIFEST\.json: not as it was written"):
         Store.open(path.parent)
 
 

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,14 +30,15 @@ from transformer.data.tokenizer import read_models
 from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, TransformerError
-from transformer.files import build_once, open_regular, storage_error
+from transformer.files import build_once, is_sound, open_regular, storage_error
 from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies, supported_types, version, write
-from transformer.integrations.engine.files import MARKS, is_usable, read_engine, seal
+from transformer.integrations.engine.files import MARKS, read_engine
 from transformer.integrations.engine.parity import choose_sentences, compare
 from transformer.integrations.engine.searcher import EngineDecoder, Searcher, temporary_folder
 from transformer.numerics import FLOAT32_BOUND, excess, tolerance_of
 from transformer.plugins import install_command
 from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
+from transformer.sealed_folder import Sealed, seal
 from transformer.vocabulary import UNK
 
 FORMAT = 1  # of what is written: a change makes every engine anew
@@ -103,7 +105,7 @@ def _searcher_of(
     def fill(folder: Path) -> None:
         write(translator.model, vocabularies, folder, quantization=quantization)
         _check(translator, run, folder, quantization)
-        seal(folder)
+        seal(folder, {}, Sealed)
 
     run.check_folders()
     digest = _digest(run, checkpoint, saturates=quantization is Quantization.int8 and not multiplies_int8())
@@ -114,7 +116,7 @@ def _searcher_of(
         return Searcher(folder, vocabularies, quantization=quantization, device=translator.device, files=files)
     log.info("%s: making what CTranslate2 searches with, once", folder)
     try:
-        build_once(folder, fill, is_usable=is_usable, marks=MARKS)
+        build_once(folder, fill, is_usable=partial(is_sound, read_engine), marks=MARKS)
     except OSError as error:
         log.warning("%s: cannot be written (%s): made in a temporary folder, for this time", folder, error.strerror)
         try:

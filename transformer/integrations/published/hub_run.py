@@ -1,7 +1,7 @@
 """A run on the hub: which of its files are there, and the copy of them on this machine.
 
     copy_run    a run at a commit -> CACHE/OWNER--NAME/COMMIT, fetched once, verified whenever it is named
-    seal        writes MANIFEST.json, the sizes and digests of the files, before they are sent
+    seal_run    writes MANIFEST.json, the sizes and digests of the files, before they are sent
 
 A copy is a run directory like any other, without what training needs to go on: each checkpoint but one, the moments,
 the log. What a hub sends is not trusted: names come from a fixed list, and everything is compared with its manifest.
@@ -11,26 +11,17 @@ import logging
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import ON_HUB
-from transformer.config.primitives import from_json, to_json
+from transformer.config.primitives import from_json
 from transformer.data.tokenizer import read_models
 from transformer.errors import CheckpointError, InputError
-from transformer.files import (
-    MANIFEST,
-    Sealed,
-    build_once,
-    check_digest,
-    digest_file,
-    open_regular,
-    read_json,
-    remove,
-    storage_error,
-    write_json,
-)
+from transformer.files import MANIFEST, build_once, is_sound, remove, storage_error
 from transformer.integrations.hub import HubModel, copies_of, fetch
 from transformer.run_dir import RunDir
+from transformer.sealed_folder import Sealed, open_sealed, seal
 
 CARD = "README.md"
 
@@ -39,7 +30,6 @@ RUN_FILE = re.compile(
     r"(run|data|results|MANIFEST)\.json|config\.yaml|metrics\.jsonl|README\.md|tokenizer(\.target)?\.model|"
     r"hypotheses/[\w-]+\.(src|ref|hyp)|averaged/(model\.safetensors|(config|state|MANIFEST)\.json)"
 )
-_NOT_SEALED = (MANIFEST, CARD)
 
 log = logging.getLogger(__name__)
 
@@ -82,40 +72,32 @@ def _fetch(model: HubModel, folder: Path) -> None:
     except (CheckpointError, InputError) as error:
         reason = str(error).replace(f"{folder}/", "")
         raise CheckpointError(f"{ON_HUB}{model.name} at revision {model.revision}: {reason}: push it again") from error
-    seal(folder)
+    seal_run(folder)
 
 
 # ---- the manifest ---------------------------------------------------------------------------------------------------
 
 
-def seal(folder: Path) -> None:
-    """Write the manifest of a run that is complete. Raises OSError, and StorageError."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    sealed = Sealed({name: digest_file(folder / name) for name in names if name not in _NOT_SEALED})
-    write_json(folder / MANIFEST, to_json(sealed))
+def seal_run(folder: Path) -> None:
+    """Write the manifest of a run that is complete. Raises OSError."""
+    remove(folder / MANIFEST)  # what was fetched is verified
+    seal(folder, {}, lambda files: Sealed({name: digest for name, digest in files.items() if name != CARD}))
 
 
 def check_sealed(folder: Path) -> None:
     """Raise CheckpointError, which names the file, unless each file of the manifest is there as that says."""
-    path = folder / MANIFEST
-    try:
-        sealed = from_json(Sealed, read_json(path)).files
-        for name in sealed:
-            path = folder / ascii(name)[1:-1]
-            if not RUN_FILE.fullmatch(name):
-                raise ValueError("not one of the files of a run on the hub")
-            with open_regular(path) as file:
-                check_digest(file, sealed[name])
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    with open_sealed(folder, _parse, CheckpointError) as sealed:
+        sealed.verify()
+
+
+def _parse(data: Any) -> Sealed:
+    sealed = from_json(Sealed, data)
+    for name in sealed.files:
+        if not RUN_FILE.fullmatch(name):
+            raise ValueError(f"{name!a:.80} is not one of the files of a run on the hub")
+    return sealed
 
 
 def is_intact(folder: Path) -> bool:
     """Whether `check_sealed` finds nothing."""
-    try:
-        check_sealed(folder)
-    except CheckpointError:
-        return False
-    return True
+    return is_sound(check_sealed, folder)

@@ -33,7 +33,16 @@ from transformer.config.settings import DataConfig, Device, FilterConfig, Layout
 from transformer.data.hub import COMMIT, Unreachable
 from transformer.data.training_text import store_dir_of
 from transformer.errors import CheckpointError, InputError, StorageError
-from transformer.files import MANIFEST, build_once, digest_file, list_names, open_regular, storage_error, write_file
+from transformer.files import (
+    MANIFEST,
+    build_once,
+    digest_file,
+    is_sound,
+    list_names,
+    open_regular,
+    storage_error,
+    write_file,
+)
 from transformer.integrations.hub import HubModel, copies_of, fetch, find_model, is_on_hub, name_on_hub
 from transformer.integrations.published.hub_run import CARD, RUN_FILE, copy_run, is_intact, is_run
 from transformer.integrations.published.marian import (
@@ -373,8 +382,4 @@ def _name(source: str) -> str:
 
 
 def _is_usable(path: Path) -> bool:
-    try:
-        find_checkpoint(path, "auto")
-    except (InputError, CheckpointError):
-        return False
-    return True
+    return is_sound(partial(find_checkpoint, name="auto"), path)

@@ -2,7 +2,7 @@
 
     run -> Subject -> _write       run.json, data.json, results.json, metrics.jsonl, tokenizers, averaged/, hypotheses/
                    -> format_card  README.md
-                   -> seal         MANIFEST.json -> one commit
+                   -> seal_run     MANIFEST.json -> one commit
 
 The moments, the other checkpoints, the log and text of the training stay here, and so do the names of this machine's
 folders: see `portable`. No file of the run is copied: each is read as any command reads it, following no link, and what
@@ -35,7 +35,7 @@ from transformer.evaluation.sets import (
 )
 from transformer.files import list_names, make_directories, storage_error, write_file, write_json
 from transformer.integrations.hub import push_folder
-from transformer.integrations.published.hub_run import CARD, RUN_FILE, check_sealed, seal
+from transformer.integrations.published.hub_run import CARD, RUN_FILE, check_sealed, seal_run
 from transformer.integrations.push.card import Subject, format_card
 from transformer.integrations.push.job import LICENCES, PushJob
 from transformer.integrations.push.portable import portable_job, portable_record, portable_report
@@ -79,7 +79,7 @@ def push(job: PushJob) -> Pushed:
         try:
             _write(subject, folder, with_texts=job.texts)
             write_file(folder / CARD, card.encode())
-            seal(folder)
+            seal_run(folder)
         except OSError as error:
             raise storage_error(folder, error=error) from error
         check_sealed(folder)
