@@ -103,7 +103,7 @@ def test_import_scores_as_marian_does(name: str, published: Files, tmp_path: Pat
         source, target = (
             [ids[index] for index in one[key]] for ids, key in zip(sides, ("source", "target"), strict=True)
         )
-        [found] = translator.batches.log_probs([(source, target)])
+        [found] = translator.decoder.log_probs([(source, target)])
         np.testing.assert_allclose(found, one["scores"], rtol=0, atol=1e-4)
 
 
