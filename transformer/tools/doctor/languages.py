@@ -2,10 +2,8 @@
 
     surveys -> sides put in order -> the languages that each set looks to be in -> the checks, here and elsewhere
 
-A fault is found once, where it is. A set whose sides are exchanged, or in another language, would be unlike all others
-in every way; so the checks that come later read its sides in order, and compare it with sets in its languages alone.
-And a line in which one check has found a fault is left out of the next: copies, swapped sides, untranslated pairs,
-another script, function words.
+A fault is found once, where it is: later checks read the sides in order, compare sets in the same languages alone, and
+leave out a line in which an earlier one has found a fault.
 
 There are three signs, each of which sees what the others do not:
 
