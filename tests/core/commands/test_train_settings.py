@@ -243,8 +243,8 @@ def as_typed(value: object) -> str:
     return words.get(text, text)
 
 
-# The verdicts of a screen have a version, which is a plug-in's.
-OF_PLUGINS = {"data.filter.doctor": pytest.param("data.filter.doctor", marks=pytest.mark.plugins)}
+# The verdicts of a screen have a version, which is a plug-in's; what changes a set is one.
+OF_PLUGINS = {key: pytest.param(key, marks=pytest.mark.plugins) for key in ("data.filter.doctor", "data.dev.augment")}
 
 
 @pytest.mark.parametrize("key", [OF_PLUGINS.get(key, key) for key in KEYS if key not in FREE | NOTED])
@@ -258,7 +258,7 @@ def test_resume_refuses_what_changes_the_mathematics(copy: TrainJob, tmp_path: P
     assert refused.value.exit_status == 4
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if key in FREE])
+@pytest.mark.parametrize("key", [OF_PLUGINS.get(key, key) for key in KEYS if key in FREE])
 def test_resume_accepts_what_does_not_change_the_mathematics(
     copy: TrainJob, finished: TrainJob, tmp_path: Path, key: str
 ) -> None:
