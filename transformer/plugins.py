@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformer.checkpoint import Checkpoint
     from transformer.config.jobs import TrainJob, TranslateJob
     from transformer.config.settings import BleuTokenizer, Detector, ModelConfig, SearchConfig
+    from transformer.data.augmentation import Augmentation
     from transformer.data.corpus import Pair
     from transformer.data.source import CorpusRecord
     from transformer.data.tokenizer import Tokenizer
@@ -70,6 +71,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     "judges": {"command": f"{_INTEGRATIONS}.judges"},
     "score": {"paper_bleu": f"{_TOOLS}.paper_bleu:PAPER_BLEU"},
     "lines": {
+        "augmentation": f"{_TOOLS}.augmentation:Augmentation",
         "check": f"{_TOOLS}.sentences:LineCheck",
         "faults": f"{_TOOLS}.first_look:warnings_of",
         "split": f"{_TOOLS}.sentences:Sentences.of",
@@ -315,6 +317,8 @@ def find(kind: Literal["models"], name: str) -> ModelSource: ...
 def find(kind: Literal["judges"], name: str) -> Judges: ...
 @overload
 def find(kind: Literal["score"], name: str) -> ScoreMetric: ...
+@overload
+def find(kind: Literal["lines"], name: Literal["augmentation"]) -> "Callable[..., Augmentation]": ...
 @overload
 def find(kind: Literal["lines"], name: Literal["check"]) -> "Callable[[Path, Tokenizer], LineChecker]": ...
 @overload

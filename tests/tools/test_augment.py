@@ -19,13 +19,14 @@ from transformer import plugins
 from transformer.cli.main import main
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import AugmentConfig, DataConfig, PairConfig, Precision, SearchConfig, TokenizerConfig
-from transformer.data.augmentation import Augmentation, Sides
+from transformer.data.augmentation import Sides
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores
 from transformer.data.source import resolve_source
 from transformer.data.store import Sentences, Store
 from transformer.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from transformer.tools import augment
+from transformer.tools.augmentation import Augmentation
 
 ENGLISH_GERMAN = ("en", "de")
 

@@ -224,7 +224,8 @@ def _augmentation(job: TrainJob, prepared: Prepared) -> Augmentation | None:
         return None
     tags = {pair.tag for pair in job.data.sets().values() if pair.tag is not None}
     languages = (job.data.src_lang, job.data.tgt_lang)
-    return Augmentation(rates, prepared.tokenizers, languages=languages, tags=sorted(tags), seed=job.train.seed)
+    make = plugins.find("lines", "augmentation")
+    return make(rates, prepared.tokenizers, languages=languages, tags=sorted(tags), seed=job.train.seed)
 
 
 def build_run(
