@@ -181,8 +181,11 @@ def test_augmentation_keeps_tags_and_what_has_an_unknown_piece(tokenizers: Token
     assert of_epoch(tokenizers, {"unmarked": 1.0}, pairs=[("...", "!")]) == [("...", "!")], "no side is left empty"
 
 
-def test_augmentation_keeps_both_sides_of_a_pair_that_would_be_too_long(tokenizers: Tokenizers) -> None:
+def test_augmentation_keeps_both_sides_of_a_pair_that_would_be_too_long(
+    tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
+) -> None:
     """A target that would be too long, while its source would not be."""
+    caplog.set_level("INFO")
     pairs = [("tree", "house tree river water stone light green quiet"), ("house tree river water stone light", "tree")]
     plain = store_of(tokenizers, pairs)
     augmentation = Augmentation({"upper": 1.0}, tokenizers, languages=ENGLISH_GERMAN, tags=[], seed=1)
@@ -192,6 +195,10 @@ def test_augmentation_keeps_both_sides_of_a_pair_that_would_be_too_long(tokenize
     assert (grown[0] | grown[1]).any()
     stores = EpochStores(plain, None, mixture=[(2, 1.0)], seed=1, augmentation=augmentation)
     made = stores.make(0)
+    count = int((grown[0] | grown[1]).sum())
+    assert (
+        f"augmentation: {count} changed pairs would be longer than the longest of the corpus, and stay" in caplog.text
+    )
     for row in range(2):
         kept = grown[0][row] or grown[1][row]
         for side in (0, 1):

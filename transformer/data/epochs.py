@@ -87,6 +87,7 @@ class EpochStores:
         self._made: dict[int, Future[Store]] = {}  # that of the epoch in progress, and of the next one
         self._is_closed = threading.Event()
         self._is_logged = False
+        self._too_long = 0  # changed pairs that an epoch has had no room for
 
     def __call__(self, epoch: int) -> Store:
         """The store of this epoch. From now on, that of the next one is made."""
@@ -139,6 +140,7 @@ class EpochStores:
 
     def _make(self, epoch: int) -> Store:
         began = time.perf_counter()
+        self._too_long = 0
         starts = range(0, self._count, BLOCK)
         blocks = [self._draw(np.arange(start, min(start + BLOCK, self._count)), epoch=epoch) for start in starts]
 
@@ -169,6 +171,11 @@ class EpochStores:
             seconds,
             f"{int(tokens.sum()) / seconds:,.0f}",
         )
+        if self._too_long:
+            log.info(
+                "augmentation: %s changed pairs would be longer than the longest of the corpus, and stay as they are",
+                f"{self._too_long:,}",
+            )
 
     def _draw(self, ids: Ids, *, epoch: int) -> Sides:
         """The pairs `ids` `(b,)` as an epoch has them, their pieces as the corpus stores them."""
@@ -180,6 +187,7 @@ class EpochStores:
         if self._augmentation is not None:
             changed = self._augmentation.change((sides[0], sides[1]), ids, epoch=epoch)
             is_too_long = np.logical_or.reduce([self._are_too_long(one, side) for side, one in enumerate(changed)])
+            self._too_long += int(is_too_long.sum())
             sides = [_choose(is_too_long, *versions) for versions in zip(sides, changed, strict=True)]
         if self._samplers is not None:
             for side, sampler in enumerate(self._samplers):
