@@ -28,7 +28,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer import sealed_folder
 from transformer.config.primitives import from_json
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.files import (
@@ -63,7 +62,7 @@ from transformer.run_dir import (
     step_of,
     tensor_file,
 )
-from transformer.sealed_folder import SealedFolder, open_sealed, seal
+from transformer.sealed_folder import Listing, SealedFolder, open_sealed, seal
 
 T = TypeVar("T")
 
@@ -80,7 +79,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Manifest(sealed_folder.Manifest):
+class Manifest(Listing):
     """MANIFEST.json of a checkpoint."""
 
     format: int

@@ -1,6 +1,6 @@
 """A directory that says what is in it: MANIFEST.json has the size and the SHA-256 of every file.
 
-    seal          the files are brought to the disk  ->  the manifest, last
+    seal          files that are on the disk  ->  their manifest, last
     open_sealed   the manifest, checked by who knows what may be in it  ->  files, each as it is verified
 
 Such are checkpoints, prepared corpora and the plan of their parts, engines, and copies of runs on the hub. A directory
@@ -10,7 +10,7 @@ followed, and no pipe waited for. How a directory gets its name when it is compl
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -23,36 +23,34 @@ from transformer.files import MANIFEST, Digest, digest_file, encode_json, open_r
 from transformer.machine import lack_of
 
 
-class Manifest:
-    """A manifest is a dataclass that has this."""
+class Listing:
+    """What every manifest has, which is a dataclass."""
 
     files: dict[str, Digest]
 
 
-M = TypeVar("M", bound=Manifest)
+M = TypeVar("M", bound=Listing)
 
 
 @dataclass(frozen=True)
-class Sealed(Manifest):
+class Sealed(Listing):
     """The manifest of a directory of which there is no more to say."""
 
     files: dict[str, Digest]
 
 
-def seal(folder: Path, known: Mapping[str, Digest], manifest: Callable[[dict[str, Digest]], M]) -> M:
-    """Bring the files in a directory to the disk, but for those that are `known`, then their manifest. Raises OSError.
+def sync_files(folder: Path, names: Iterable[str]) -> dict[str, Digest]:
+    """Bring files in a directory to the disk. Raises OSError."""
+    digests = {}
+    for name in names:
+        sync(folder / name)
+        digests[name] = digest_file(folder / name)
+    return digests
 
-    `manifest` makes it of the digests, by name.
-    """
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if name in known:
-            files[name] = known[name]
-        elif path.is_file():
-            sync(path)
-            files[name] = digest_file(path)
-    sealed = manifest(files)
+
+def seal(folder: Path, files: Mapping[str, Digest], manifest: Callable[[dict[str, Digest]], M]) -> M:
+    """Write the manifest that is made of the files, all of which are on the disk. Raises OSError."""
+    sealed = manifest(dict(sorted(files.items())))
     write_new(folder / MANIFEST, encode_json(to_json(sealed)))
     sync(folder)
     return sealed

@@ -48,9 +48,9 @@ from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.evaluation.sets import evaluate, format_results
 from transformer.integrations.engine import ctranslate2, make, searcher
+from transformer.integrations.engine.files import seal_engine
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.run_dir import RunDir
-from transformer.sealed_folder import Sealed, seal
 from transformer.vocabulary import BOS, EOS, PAD
 
 pytest.importorskip("ctranslate2")
@@ -388,7 +388,7 @@ def test_engine_whose_vocabulary_was_forged_with_its_manifest_is_refused(run_dir
     [folder] = engines_of(run_dir)
     (folder / "shared_vocabulary.json").write_bytes(forged)
     (folder / "MANIFEST.json").unlink()
-    seal(folder, {}, Sealed)
+    seal_engine(folder)
     with pytest.raises(InputError, match=f"^{folder}: its vocabulary is not the run's: remove the folder"):
         load(run_dir).translate(TEXTS)
     shutil.rmtree(folder)

@@ -25,11 +25,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from transformer import sealed_folder
 from transformer.config.primitives import from_json
 from transformer.errors import InputError, StorageError
 from transformer.files import MANIFEST, Digest, open_regular, sync
-from transformer.sealed_folder import SealedFolder, open_sealed, seal
+from transformer.sealed_folder import Listing, SealedFolder, open_sealed, seal, sync_files
 
 STORE_VERSION = 1
 JOINED_VERSION = 2  # of a store that was joined: earlier versions of this package cannot read it
@@ -45,7 +44,7 @@ Mixture = Sequence[tuple[int, float]]  # number of pairs and weight of each corp
 
 
 @dataclass(frozen=True)
-class Manifest(sealed_folder.Manifest):
+class Manifest(Listing):
     """MANIFEST.json of a store."""
 
     format: int
@@ -319,7 +318,8 @@ class StoreWriter:
         self.close()
         for name, content in extras.items():
             (self._path / name).write_bytes(content)
-        seal(self._path, {}, partial(Manifest, STORE_VERSION, self._dtype))
+        names = (*(f"{side}.{kind}" for side in SIDES for kind in ("ids", "offsets")), *extras)
+        seal(self._path, sync_files(self._path, names), partial(Manifest, STORE_VERSION, self._dtype))
 
     def close(self) -> None:
         """Close the files; safe to call again."""
@@ -348,6 +348,7 @@ def join_stores(path: Path, parts: Sequence[Path], extras: Mapping[str, bytes]) 
             _join_offsets([part / f"{side}.offsets" for part in parts], joined)
     for name, content in extras.items():
         (path / name).write_bytes(content)
+    files |= sync_files(path, (*(f"{side}.offsets" for side in SIDES), *extras))
     seal(path, files, partial(Manifest, JOINED_VERSION, manifests[0].dtype))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformer.config.primitives import from_json
 from transformer.errors import CheckpointError
-from transformer.files import MANIFEST
-from transformer.sealed_folder import Sealed, open_sealed
+from transformer.files import MANIFEST, list_names
+from transformer.sealed_folder import Sealed, open_sealed, seal, sync_files
 
 # As CTranslate2 names them: with one vocabulary for both languages, or one for each.
 _ALWAYS = frozenset({"config.json", "model.bin"})
@@ -18,6 +18,11 @@ FILES = (
     _ALWAYS | {"source_vocabulary.json", "target_vocabulary.json"},
 )
 MARKS = (MANIFEST, *_ALWAYS)  # files that tell an engine from other directories
+
+
+def seal_engine(folder: Path) -> None:
+    """Bring the files in a folder to the disk, with their manifest. Raises OSError, and StorageError."""
+    seal(folder, sync_files(folder, list_names(folder)), Sealed)
 
 
 def read_engine(folder: Path) -> dict[str, bytes]:

@@ -32,13 +32,12 @@ from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError, TransformerError
 from transformer.files import build_once, is_sound, open_regular, storage_error
 from transformer.integrations.engine.ctranslate2 import CTranslate2Peer, Vocabularies, supported_types, version, write
-from transformer.integrations.engine.files import MARKS, read_engine
+from transformer.integrations.engine.files import MARKS, read_engine, seal_engine
 from transformer.integrations.engine.parity import choose_sentences, compare
 from transformer.integrations.engine.searcher import EngineDecoder, Searcher, temporary_folder
 from transformer.numerics import FLOAT32_BOUND, excess, tolerance_of
 from transformer.plugins import install_command
 from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
-from transformer.sealed_folder import Sealed, seal
 from transformer.vocabulary import UNK
 
 FORMAT = 1  # of what is written: a change makes every engine anew
@@ -105,7 +104,7 @@ def _searcher_of(
     def fill(folder: Path) -> None:
         write(translator.model, vocabularies, folder, quantization=quantization)
         _check(translator, run, folder, quantization)
-        seal(folder, {}, Sealed)
+        seal_engine(folder)
 
     run.check_folders()
     digest = _digest(run, checkpoint, saturates=quantization is Quantization.int8 and not multiplies_int8())

@@ -32,9 +32,8 @@ from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.errors import InputError
 from transformer.integrations.engine.ctranslate2 import Vocabularies, open_translator, version, write
-from transformer.integrations.engine.files import read_engine
+from transformer.integrations.engine.files import read_engine, seal_engine
 from transformer.model.transformer import Transformer
-from transformer.sealed_folder import Sealed, seal
 from transformer.vocabulary import BOS, EOS, PAD
 
 QUEUED = 2  # batches for each worker: one is computed, one waits
@@ -149,7 +148,7 @@ class Searcher:
         """Of a model, in a temporary folder. Raises OSError."""
         folder = temporary_folder()
         write(model, vocabularies, folder, quantization=quantization)
-        seal(folder, {}, Sealed)
+        seal_engine(folder)
         return cls(folder, vocabularies, quantization=quantization, device=device, is_temporary=True)
 
     def hypotheses(self, asked: "Asked", batches: Sequence[list[int]]) -> dict[int, list[Hypothesis]]:

@@ -21,7 +21,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.files import MANIFEST, build_once, is_sound, remove, storage_error
 from transformer.integrations.hub import HubModel, copies_of, fetch
 from transformer.run_dir import RunDir
-from transformer.sealed_folder import Sealed, open_sealed, seal
+from transformer.sealed_folder import Sealed, open_sealed, seal, sync_files
 
 CARD = "README.md"
 
@@ -81,7 +81,8 @@ def _fetch(model: HubModel, folder: Path) -> None:
 def seal_run(folder: Path) -> None:
     """Write the manifest of a run that is complete. Raises OSError."""
     remove(folder / MANIFEST)  # what was fetched is verified
-    seal(folder, {}, lambda files: Sealed({name: digest for name, digest in files.items() if name != CARD}))
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    seal(folder, sync_files(folder, (name for name in names if name != CARD)), Sealed)
 
 
 def check_sealed(folder: Path) -> None:
