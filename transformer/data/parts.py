@@ -2,7 +2,7 @@
 
     STORE_DIR/DIGEST.parts/     DIGEST: of the settings, and of the names and sizes of the training files
         plan/                   which pairs are kept by their text, where each part begins, the tokenizers
-        0/, 1/, ...             the parts: each a store, with what was counted, and the seal of the plan and its number
+        0/, 1/, ...             the parts: each a store, with what was counted of it
         claims                  who works on what: see `shared_work`
         joined.json             instead of all these, once there is a store of them: its name
 
@@ -73,7 +73,6 @@ from transformer.shared_work import clear, opened, seal_of
 
 PLAN = "plan"  # the folder, and plan.json in it
 KEPT = "kept"  # beside plan.json: a byte for each pair of all the sets, 1 for one that is kept by its text
-COUNTS = "counts.json"  # beside the store of a part
 JOINED = "joined.json"
 CHUNK = 1 << 20  # pairs
 MOST_NAMED = 8  # parts that an error names
@@ -92,17 +91,9 @@ class Plan:
     starts: list[int]  # the first pair of each part, of the pairs of all the sets, and where the last part ends
     text: TextCounts
 
-    def seal(self, number: int) -> str:
-        """By which a part says that it is the one of this number, of this plan."""
-        return seal_of([to_json(self), number])
-
-
-@dataclass(frozen=True)
-class PartCounts:
-    """Which part this is, and what encoding it told."""
-
-    seal: str  # of the plan and its number
-    pieces: PieceCounts
+    def counts(self, number: int) -> str:
+        """The file of a part that has what was counted of it: its name says of which plan it is, and which part."""
+        return f"counts-{seal_of([to_json(self), number])}.json"
 
 
 # ---- a part ---------------------------------------------------------------------------------------------------------
@@ -142,7 +133,7 @@ def prepare_part(job: TrainJob, number: int, parts: int) -> None:
                 is_done=lambda: _open_part(path, plan, number),
                 make=lambda: build(path, partial(_encode_part, folder, plan, corpus, number), marks=STORE_MARKS),
             )
-            part = from_json(PartCounts, read_json(path / COUNTS)).pieces
+            part = from_json(PieceCounts, read_json(path / plan.counts(number)))
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{folder}: cannot be written ({reason}): free space or set data.store_dir") from error
@@ -202,7 +193,7 @@ def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int, pa
             kept_by_text=[kept.count(1, max(first, 0), max(last, 0)) for first, last in borders],
             sampled_every=sampled_every(plan.text),
         )
-        writer.finish({COUNTS: encode_json(to_json(PartCounts(plan.seal(number), pieces)))})
+        writer.finish({plan.counts(number): encode_json(to_json(pieces))})
 
 
 @dataclass(frozen=True)
@@ -250,10 +241,9 @@ def _open_part(path: Path, plan: Plan, number: int) -> tuple[PieceCounts, Ids] |
     """
     try:
         tokens = Store.open(path).lengths.totals
-        counts = from_json(PartCounts, read_json(path / COUNTS))
+        return from_json(PieceCounts, read_json(path / plan.counts(number))), tokens
     except (OSError, ValueError, InputError):
         return None
-    return (counts.pieces, tokens) if counts.seal == plan.seal(number) else None
 
 
 # ---- the plan -------------------------------------------------------------------------------------------------------

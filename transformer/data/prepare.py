@@ -259,16 +259,8 @@ def _data_report(
         src_lang=data.src_lang,
         tgt_lang=data.tgt_lang,
         sets=set_reports,
-        pairs_read=built.report.pairs_read,
-        pairs_kept=built.report.pairs_kept,
-        dropped=built.report.dropped,
-        filters=built.report.filters,
-        tokens=built.report.tokens,
-        vocab_size=built.report.vocab_size,
         source_vocab_size=own_source_size(built.tokenizers.vocab_sizes),
-        samples=built.report.samples,
-        targets=built.report.targets,
-        lines=built.report.lines,
+        **{name: value for name, value in vars(built.report).items() if name != "sources"},  # which `sets` have
     )
 
 
