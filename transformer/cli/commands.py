@@ -445,7 +445,7 @@ COMMANDS = _Commands(
         "export": Command(
             "transformer.integrations.export.job:ExportJob",
             "transformer.integrations.export.command:export",
-            "write a model for CTranslate2, Argos, Marian, Hugging Face or ONNX, and check what was written",
+            "write a model for CTranslate2, Argos, Marian, Bergamot, Hugging Face or ONNX, and check it",
             ("transformer export run_dir=runs/mine to=ctranslate2 output=model",),
             show="transformer.integrations.export.command:format_exported",
         ),

@@ -4,7 +4,7 @@
                        ExportFormat.load  -> a Peer, which runs the exported model
     Original, Peer and sentences -> parity.compare -> Parity -> the folder gets its name
 
-`formats` says what a format is; `ctranslate2`, `argos`, `marian`, `huggingface` and `onnx` are the five of them.
+`formats` says what a format is; `ctranslate2`, `argos`, `marian`, `bergamot`, `huggingface` and `onnx` are six of them.
 CTranslate2's writer, the check and the folding of weights are those of `integrations/engine`. A folder with the final
 name is complete, and was checked.
 """
@@ -40,7 +40,7 @@ from transformer.files import (
 )
 from transformer.integrations.engine.parity import TIE, Parity, SearchParity, choose_sentences, compare, mean_length
 from transformer.integrations.engine.peer import exponent_near
-from transformer.integrations.export import argos, ctranslate2, huggingface, marian, onnx
+from transformer.integrations.export import argos, bergamot, ctranslate2, huggingface, marian, onnx
 from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags
 from transformer.integrations.export.formats import Original
 from transformer.integrations.export.job import ExportJob, Target
@@ -60,6 +60,7 @@ FORMATS = {
     Target.ctranslate2: ctranslate2.FORMAT,
     Target.argos: argos.FORMAT,
     Target.marian: marian.FORMAT,
+    Target.bergamot: bergamot.FORMAT,
     Target.huggingface: huggingface.FORMAT,
     Target.onnx: onnx.FORMAT,
 }
@@ -127,6 +128,7 @@ def export(job: ExportJob) -> Exported:
         exponent=exponent,
         origin=plain(f"{run.path} ({checkpoint.path.name})"),
         output=output,
+        sentences=sentences,
     )
 
     with _renamed_when_done(output) as folder:

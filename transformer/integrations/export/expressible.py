@@ -5,15 +5,19 @@ from transformer.data.tokenizer import Tokenizers
 from transformer.errors import InputError
 from transformer.integrations.engine.ctranslate2 import MOST_INPUT
 from transformer.integrations.engine.weights import Heads
-from transformer.integrations.export.job import Target
+from transformer.integrations.export.job import IN_BERGAMOT, Target
 from transformer.integrations.published.marian_form import order_of
 
 NAMES = {
     Target.ctranslate2: "CTranslate2",
     Target.argos: "CTranslate2",
     Target.marian: "Marian",
+    Target.bergamot: "Bergamot",
     Target.huggingface: "Hugging Face's Marian",
 }
+
+
+OWN_FORM = (Target.marian, *IN_BERGAMOT)  # Marian's own
 
 
 def check_expressible(config: ModelConfig, target: Target) -> None:
@@ -26,7 +30,7 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
         raise InputError(f"model.score=additive: {name} has dot products only; to=onnx can express it")
 
     other = "to=ctranslate2 and to=onnx can express it"
-    is_marian = target in (Target.marian, Target.huggingface)
+    is_marian = target in (*OWN_FORM, Target.huggingface)
     if is_marian and config.positions is Positions.learned:
         raise InputError(f"model.positions=learned: {name} computes sinusoids and stores no positions; {other}")
     if is_marian:
@@ -38,7 +42,7 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
         if config.positions is Positions.marian:
             raise InputError(f"model.positions=marian: {name} computes the paper's sinusoids; {other}")
 
-    if target is Target.marian:
+    if target in OWN_FORM:
         if config.norm is Norm.pre:
             raise InputError(
                 f"model.norm=pre: {name} decodes with keys and values that have no norm before them, which it trains "
@@ -56,6 +60,12 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
             )
         if config.activation is Activation.gelu:
             raise InputError(f"model.activation=gelu: {name} has an approximation, x * sigmoid(1.702 x); {other}")
+
+    if target in IN_BERGAMOT and not config.tie_embeddings:
+        raise InputError(
+            f"model.tie_embeddings=false: {name}'s engine has not been seen to read an output of its own as it is "
+            "written; to=marian, to=ctranslate2 and to=onnx can express it"
+        )
 
     if target is Target.argos and config.positions is Positions.learned and config.max_positions <= MOST_INPUT:
         raise InputError(
@@ -78,9 +88,9 @@ def check_pieces(tokenizers: Tokenizers, target: Target) -> None:
     """
     if target is Target.argos and not tokenizers.is_shared:
         raise InputError("tokenizer.target: Argos has one SentencePiece model for both languages; use to=ctranslate2")
-    if target is Target.marian and all(order_of(tokenizer) is not None for tokenizer in tokenizers.sides):
+    if target in OWN_FORM and all(order_of(tokenizer) is not None for tokenizer in tokenizers.sides):
         return
-    if target in (Target.onnx, Target.marian) and any(tokenizer.is_listed for tokenizer in tokenizers.sides):
+    if target in (Target.onnx, *OWN_FORM) and any(tokenizer.is_listed for tokenizer in tokenizers.sides):
         raise InputError(
             f"to={target.value}: the ids of this run's pieces are those of a list, as in Marian's models, and not "
             "SentencePiece's own; to=ctranslate2 and to=huggingface can express it"

@@ -5,12 +5,13 @@
 The modules beside this one that are named as in `job.Target` each have one `ExportFormat`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformer.config.settings import ModelConfig, Quantization, SearchOverride
 from transformer.decoding.translator import Translator
+from transformer.integrations.engine.parity import Sentence
 from transformer.integrations.engine.peer import Peer
 from transformer.numerics import FLOAT32_BOUND
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
@@ -27,6 +28,7 @@ class Original:
     exponent: float  # of a length, in place of the run's length penalty: see `exponent_near`
     origin: str  # the run and the checkpoint, for people
     output: Path  # where the exported model will be
+    sentences: Sequence[Sentence] = ()  # those of the check, to measure with what int8 has to bear
 
 
 @dataclass(frozen=True)

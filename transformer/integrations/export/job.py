@@ -13,8 +13,12 @@ class Target(Enum):
     ctranslate2 = "ctranslate2"
     argos = "argos"
     marian = "marian"
+    bergamot = "bergamot"
     huggingface = "huggingface"
     onnx = "onnx"
+
+
+IN_BERGAMOT = (Target.bergamot,)  # what Bergamot's engine runs
 
 
 @dataclass
@@ -42,9 +46,17 @@ class ExportJob(Job):
         require(is_named, f"run_dir={self.run_dir} is on the hub: set output to the directory to make")
         require(self.tgt is None or self.src is not None, "tgt has the references of src: set both")
         require(
-            self.quantization is Quantization.float32 or self.to in (Target.ctranslate2, Target.argos),
-            f"quantization={self.quantization.name} is for to=ctranslate2 and to=argos: leave it out",
+            self.quantization is Quantization.float32 or self.to in (Target.ctranslate2, Target.argos, *IN_BERGAMOT),
+            f"quantization={self.quantization.name} is for to=ctranslate2, to=argos, to=bergamot and to=browser: "
+            "leave it out",
+        )
+        require(
+            self.to not in IN_BERGAMOT or self.quantization in (Quantization.float32, Quantization.int8),
+            f"quantization={self.quantization.name}: Bergamot has float32 and int8",
         )
         for name in ("beam_size", "length_penalty", "max_extra"):
-            is_free = self.to is not Target.argos or getattr(self.search, name) is None
-            require(is_free, f"search.{name}: Argos searches in a way of its own: leave it out under to=argos")
+            is_free = self.to not in (Target.argos, *IN_BERGAMOT) or getattr(self.search, name) is None
+            engine = "Argos" if self.to is Target.argos else "Bergamot"
+            require(
+                is_free, f"search.{name}: {engine} searches in a way of its own: leave it out under to={self.to.name}"
+            )

@@ -85,7 +85,7 @@ def write(original: Original, folder: Path) -> None:
     """Write the model, its SentencePiece models and the settings of a search."""
     translator = original.translator
     arrays = {name: weight.numpy() for name, weight in weights_of(translator).items()}
-    arrays[SETTINGS] = settings_as_array(_model_settings(translator))
+    arrays[SETTINGS] = settings_as_array(model_settings(translator))
     np.savez(folder / MODEL, **arrays)  # type: ignore[arg-type]  # a keyword of numpy's own is no name of ours
 
     for name, tokenizer in zip(spm_names(original), translator.tokenizers.sides, strict=True):
@@ -138,7 +138,7 @@ def order_in_marian(tokenizer: Tokenizer) -> list[int]:
     return order
 
 
-def _model_settings(translator: Translator) -> dict[str, object]:
+def model_settings(translator: Translator) -> dict[str, object]:
     """What Marian has to know of the model. It refuses a file that lacks one which it reads."""
     model = translator.model
     config = model.config
@@ -239,7 +239,7 @@ class _Ids:
     def logits(self, theirs: Array) -> Tensor:
         """Marian's logits `(..., V)` in the order of our ids."""
         ours = np.full((*theirs.shape[:-1], len(self.theirs)), NO_PROBABILITY)
-        ours[..., self.ours] = theirs
+        ours[..., self.ours] = theirs[..., : len(self.ours)]  # behind these, what fills a block
         return torch.from_numpy(ours)
 
 

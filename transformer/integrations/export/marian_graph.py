@@ -9,7 +9,7 @@ with it what was written. It has been compared with Marian 1.12.42 on a model th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transformer.integrations.published.marian_form import SETTINGS, Value, read_array
+from transformer.integrations.published.marian_form import (
+    OUTPUT_BIAS,
+    OUTPUT_MATRIX,
+    SETTINGS,
+    SHARED_MATRIX,
+    TARGET_MATRIX,
+    Value,
+    read_array,
+)
 
 Array = npt.NDArray[Any]
 
@@ -65,10 +73,16 @@ class Past:
 
 @dataclass(frozen=True)
 class MarianGraph:
-    """A transformer of Marian's, in float64."""
+    """A transformer of Marian's, in float64.
+
+    `scales` are those of int8, by the names of matrices: what a matrix is multiplied with is rounded by them, as
+    Bergamot does. `observe` is told its largest number.
+    """
 
     arrays: dict[str, Array]
     settings: dict[str, Value]
+    scales: Mapping[str, float] = field(default_factory=dict)
+    observe: Callable[[str, float], object] | None = None
 
     @classmethod
     def read(cls, path: Path) -> "MarianGraph":
@@ -120,9 +134,9 @@ class MarianGraph:
             x = self._around(f"{name}_context_Wo", x, attend_to_source)
             x = self._around(f"{name}_ffn_ffn", x, partial(self._feed_forward, f"{name}_ffn"))
 
-        output = "decoder_ff_logit_out"  # its matrix (V, D) is the embedding unless there is one
-        matrix = self.arrays[f"{output}_Wt"] if f"{output}_Wt" in self.arrays else self._matrix("decoder")
-        return x @ matrix.T + self.arrays[f"{output}_b"], grown
+        # The output's matrix (V, D) is the embedding unless there is one.
+        output = next(name for name in (OUTPUT_MATRIX, SHARED_MATRIX, TARGET_MATRIX) if name in self.arrays)
+        return self._product(x, output, self.arrays[output].T) + self.arrays[OUTPUT_BIAS], grown
 
     # ---- parts
 
@@ -147,7 +161,14 @@ class MarianGraph:
         return scaled * self.arrays[f"{name}_scale"] + self.arrays[f"{name}_bias"]
 
     def _affine(self, x: Array, weight: str, bias: str) -> Array:
-        return x @ self.arrays[weight] + self.arrays[bias]
+        return self._product(x, weight, self.arrays[weight]) + self.arrays[bias]
+
+    def _product(self, x: Array, name: str, matrix: Array) -> Array:
+        if self.observe is not None:
+            self.observe(name, float(np.abs(x).max()))
+        if name in self.scales:
+            x = np.clip(np.rint(x * self.scales[name]), -127, 127) / self.scales[name]
+        return x @ matrix
 
     def _feed_forward(self, name: str, x: Array) -> Array:
         activation = _ACTIVATIONS[str(self.settings["transformer-ffn-activation"])]

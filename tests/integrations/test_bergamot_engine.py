@@ -1,0 +1,41 @@
+"""What `to=bergamot` writes, in Bergamot's WASM engine: needs node and the engine, and so the marker `marian`.
+
+npm pack @browsermt/bergamot-translator@0.4.9 && tar xzf browsermt-bergamot-translator-0.4.9.tgz
+TRANSFORMER_BERGAMOT=package pytest -n 0 -m marian tests/integrations/test_bergamot_engine.py
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripts import load_script
+
+pytestmark = [pytest.mark.marian, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Path:
+    folder = os.environ.get("TRANSFORMER_BERGAMOT")
+    if folder is None or shutil.which("node") is None:
+        pytest.skip("TRANSFORMER_BERGAMOT names no engine, or there is no node")
+    return Path(folder)
+
+
+@pytest.mark.parametrize("quantization", ["float32", "int8"])
+@pytest.mark.parametrize("shape", ["plain", "two vocabularies", "Swish"])
+def test_bergamot_translates_as_the_run_does(shape: str, quantization: str, engine: Path, tmp_path: Path) -> None:
+    """Greedily, the demo's dev set: int8 changes some, and BLEU by little."""
+    models: Any = load_script("benchmark/marian_engine")
+    script: Any = load_script("benchmark/last_mile")
+    models.train(shape, tmp_path / "run", 800)
+    sources, references = (
+        (tmp_path / "run" / "hypotheses" / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("src", "ref")
+    )
+    ours = script.of_torch(tmp_path / "run", sources)
+    theirs = script.of_bergamot(tmp_path / "run", sources, engine, quantization, tmp_path / "out")
+    same = sum(a == b for a, b in zip(ours.translations, theirs.translations, strict=True))
+    assert same >= 0.7 * len(sources)
+    assert abs(script.bleu(ours.translations, references) - script.bleu(theirs.translations, references)) < 2.0
