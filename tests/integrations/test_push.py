@@ -24,7 +24,7 @@ from transformer.config.settings import DataConfig, LineFormat, PairConfig, Toke
 from transformer.data.listed import with_list
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
 from transformer.integrations.published.run import run_path
-from transformer.integrations.push.command import Pushed, push
+from transformer.integrations.push.command import Pushed, format_pushed, push
 from transformer.integrations.push.job import PushJob
 from transformer.integrations.push.portable import portable_job
 from transformer.integrations.push.tokenizer_file import without_origin
@@ -73,6 +73,7 @@ def copy_of(tmp_path: Path) -> Path:
 def test_push_sends_what_a_run_needs_and_nothing_of_this_machine(trained: Path, hub: ModelHub) -> None:
     """In one commit, to a repository that nobody else sees."""
     found = pushed(trained)
+    assert composed(format_pushed(found).splitlines()[-1]).run_dir == SOURCE
     repository = hub.repositories[REPO]
     assert repository.private
     assert (found.revision, found.address) == (repository.head, f"{hub.url}/{REPO}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from support.command_line import enter
+from support.command_line import composed, enter
 from support.corpora import finish, overrides, start, tiny_job, write_corpus
 from support.paths import ROOT
 from transformer.cli import commands
@@ -110,6 +110,7 @@ def test_multirun_says_which_run_begins_and_in_the_end_which_were_best(
         *(f"run {number} of 4: train.seed={number}" for number in range(1, 5)),
         f"{best}\nto compare all of them: transformer table 'table=my runs'",
     ]
+    assert composed(said(caplog)[-1].rpartition(": ")[2]).table == "my runs"
 
 
 @pytest.mark.parametrize(
