@@ -721,6 +721,27 @@ FOUND = (
         "core/unit/test_subwords.py::test_sampler_of_bpe_keeps_a_piece_that_no_merges_lead_to",
     ),
     Mutant(
+        "line ends of Windows are no other bytes",
+        "data/corpus.py",
+        'marks = (b"\\r\\n", b"\\r"), (b"\\n"',
+        'marks = (b"\\r\\n", b"\\0"), (b"\\n"',
+        "core/unit/test_corpus.py::test_digest_lines_says_whether_a_file_has_the_digest_of_its_lines",
+    ),
+    Mutant(
+        "the doctor does not put sides in order",
+        "tools/doctor/languages.py",
+        "survey.exchanged() if survey.name in exchanged else survey for",
+        "survey for",
+        "tools/test_doctor.py::test_doctor_finds_a_planted_fault[sides exchanged in train]",
+    ),
+    Mutant(
+        "a source language that is no code is not said",
+        "tools/first_look.py",
+        "            found.append(str(error))\n",
+        "            pass\n",
+        "tools/test_first_look.py::test_plain_faults_are_said",
+    ),
+    Mutant(
         "IBM model 1 without the expectation's denominator",
         "tools/detectors/lexicon.py",
         "            weights /= sums_of(links.tokens, weights, size=0)[links.tokens]\n",
