@@ -723,8 +723,8 @@ FOUND = (
     Mutant(
         "line ends of Windows are no other bytes",
         "data/corpus.py",
-        'marks = (b"\\r\\n", b"\\r"), (b"\\n"',
-        'marks = (b"\\r\\n", b"\\0"), (b"\\n"',
+        '    (b"\\r\\n", 0),\n',
+        "",
         "core/unit/test_corpus.py::test_digest_lines_says_whether_a_file_has_the_digest_of_its_lines",
     ),
     Mutant(

@@ -545,10 +545,11 @@ def test_prepare_finds_the_same_corpus_in_each_form(job: TrainJob) -> None:
         Path(f"{side}.one").write_bytes(lines.replace(b"\n", b"\r\n", 1))
         Path(f"{side}.bom").write_bytes(b"\xef\xbb\xbf" + lines)
         Path(f"{side}.end").write_bytes(lines.removesuffix(b"\n"))
+        Path(f"{side}.utf16").write_bytes(f"\ufeff{lines.decode()}".encode("utf-16-be"))
     Path(folder / "c.tsv").write_bytes((folder / "a.tsv").read_bytes().replace(b"\n", b"\r\n"))
     tables = [PairConfig(dataset=str(folder / name)) for name in ("a.tsv", "c.tsv", "a.jsonl.gz", "a.parquet")]
     sides = (job.data.train.src, job.data.train.tgt)
-    pairs = [PairConfig(f"{sides[0]}.{end}", f"{sides[1]}.{end}") for end in ("crlf", "one", "bom", "end")]
+    pairs = [PairConfig(f"{sides[0]}.{end}", f"{sides[1]}.{end}") for end in ("crlf", "one", "bom", "end", "utf16")]
     for train in (*tables, *pairs, PairConfig(f"{sides[0]}.gz", sides[1])):
         job.data.train = train
         job.data.test = {"first": job.data.train}

@@ -362,6 +362,7 @@ def test_digest_pairs_is_that_of_two_text_files(tmp_path: Path) -> None:
         *((b"a\nb", False), (b"a\nb\r", False), (b"a\nb\r\n", False), (b"\xef\xbb\xbfa\nb\n", False)),
         *((b"a\n\xef\xbb\xbfb\n", False), (b"a\n" + b"b" * (1 << 18) + b"\n", True)),
         (b"a\n" + b"b" * (1 << 18) + b"c\n", False),
+        *(("\ufeffa\nb\n".encode("utf-16-be"), False), ("\ufeffa\n\u0a41".encode("utf-16-le"), False)),
         *((b"a\n" * ((1 << 17) - 1) + between, False) for between in (b"b\r\n", b"\n\n\xef\xbb\xbf\n")),  # two blocks
     ],
 )
