@@ -111,8 +111,8 @@ def write(original: Original, folder: Path) -> None:
     stored = {**arrays, SETTINGS: settings_as_array(settings)}
     write_bin(folder / model_name(original), stored, int8=is_int8, scales=scales)
 
-    sides = translator.tokenizers.sides
-    for name, tokenizer in zip(spm_names(original), sides, strict=False):  # of one, that of both
+    names = spm_names(original)
+    for name, tokenizer in zip(names, translator.tokenizers.sides[: len(names)], strict=True):
         (folder / name).write_bytes(tokenizer.sentencepiece_model)
     (folder / CONFIG).write_text(settings_as_yaml(_search_settings(original)), encoding="utf-8")
     (folder / INFO).write_text(json.dumps(_info(original), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
