@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from transformer.checkpoint import Checkpoint
     from transformer.config.jobs import TrainJob, TranslateJob
-    from transformer.config.settings import BleuTokenizer, Detector, ModelConfig, SearchConfig
+    from transformer.config.settings import BleuTokenizer, ModelConfig, SearchConfig
     from transformer.data.augmentation import Augmentation
     from transformer.data.corpus import Pair
     from transformer.data.source import CorpusRecord
@@ -63,7 +63,10 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "mtdata": f"{_INTEGRATIONS}.mtdata",
         **{name: f"{_INTEGRATIONS}.testsets" for name in ("bouquet", "flores", "ntrex", "wmt24pp")},
     },
-    "screen": {"doctor": f"{_TOOLS}.detectors.cleaning"},
+    "screen": {  # in the order in which a pair is looked at
+        name: f"{_TOOLS}.detectors.cleaning"
+        for name in ("copies", "encoding", "markup", "languages", "lengths", "alignment")
+    },
     "augment": {name: f"{_TOOLS}.augment:{name}" for name in ("unmarked", "typos", "title", "upper", "noise", "mixed")},
     "search": {"torch": "transformer.decoding.backend", "ctranslate2": f"{_INTEGRATIONS}.engine.make"},
     "tracker": {name: f"{_INTEGRATIONS}.trackers.sink:open_{name}" for name in ("trackio", "wandb")},
@@ -107,17 +110,20 @@ class Corpora(Protocol):
 
 
 class Screen(Protocol):
-    """screen: finds pairs that no training should see."""
+    """screen: finds pairs that no training should see; `data.filter.doctor=[NAME]` chooses it.
+
+    One object may have several names.
+    """
 
     VERSION: int  # of the verdicts: a prepared corpus depends on it
 
     def find_faults(
         self,
         read: "Callable[[], Iterable[Pair]]",
-        detectors: "Sequence[Detector]",
+        names: Sequence[str],
         languages: tuple[str, str],
-    ) -> "Iterator[Detector | None]":
-        """For each pair the first detector that finds a fault in it; `read` gives the pairs anew each time."""
+    ) -> Iterator[str | None]:
+        """For each pair the first of these names that finds a fault in it; `read` gives the pairs anew each time."""
         ...
 
 

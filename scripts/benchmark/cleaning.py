@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from transformer.config.settings import Detector
+from transformer import plugins
 from transformer.tools.detectors.cleaning import find_faults
 
 Pair = tuple[str, str]
@@ -92,25 +92,25 @@ def plant(pairs: Sequence[Pair], others: Sequence[str], *, share: float, seed: i
 
 # The kinds of noise that each detector is for.
 OWN = {
-    Detector.copies: ["copied"],
-    Detector.encoding: ["encoded twice", "lost character"],
-    Detector.markup: ["markup"],
-    Detector.languages: ["copied", "untranslated", "swapped", "third language"],
-    Detector.lengths: ["cut off"],
-    Detector.alignment: ["other line", "shifted"],
+    "copies": ["copied"],
+    "encoding": ["encoded twice", "lost character"],
+    "markup": ["markup"],
+    "languages": ["copied", "untranslated", "swapped", "third language"],
+    "lengths": ["cut off"],
+    "alignment": ["other line", "shifted"],
 }
 
 
 def report(pairs: Sequence[Pair], noisy: Sequence[Pair], kinds: Sequence[str], languages: tuple[str, str]) -> None:
     """Print both tables."""
     began = time.process_time()
-    together = list(find_faults(lambda: noisy, list(Detector), languages))
+    together = list(find_faults(lambda: noisy, list(plugins.OWN["screen"]), languages))
     seconds = time.process_time() - began
     print(f"All detectors: {seconds:.1f} CPU seconds, {len(noisy) / seconds:,.0f} pairs a second.\n")
     print("| noise | pairs | dropped | by |\n| --- | ---: | ---: | --- |")
     for kind in ["", *ALL_KINDS]:
         found = [fault for fault, own in zip(together, kinds, strict=True) if own == kind]
-        counts = Counter(fault.name for fault in found if fault is not None)
+        counts = Counter(fault for fault in found if fault is not None)
         by = ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
         share = counts.total() / max(1, len(found))
         print(f"| {kind or 'none'} | {len(found):,} | {100 * share:.2f} % | {by} |")
@@ -125,7 +125,7 @@ def report(pairs: Sequence[Pair], noisy: Sequence[Pair], kinds: Sequence[str], l
         recall = 100 * sum(own) / max(1, len(own))
         as_it_was = sum(fault is not None for fault in find_faults(lambda: pairs, [detector], languages))
         dropped = f"{100 * as_it_was / len(pairs):.3f} % ({as_it_was:,})"
-        print(f"| `{detector.name}` | {precision:.1f} % | {recall:.1f} % | {dropped} |")
+        print(f"| `{detector}` | {precision:.1f} % | {recall:.1f} % | {dropped} |")
 
 
 def main() -> None:

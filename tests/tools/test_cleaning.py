@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from support.corpora import spell, texts, tiny_job, write_corpus, write_pair
-from transformer.config.settings import Detector
+from transformer import plugins
 from transformer.data.corpus import Pair
 from transformer.data.prepare import prepare
 from transformer.data.report import DroppedPair
 from transformer.tools.detectors import cleaning
 from transformer.tools.detectors.cleaning import find_faults
 
-EVERY = list(Detector)
+EVERY = list(plugins.OWN["screen"])
 
 
 def words(letters: str, seed: int) -> list[str]:
@@ -38,26 +38,26 @@ def corpus(count: int) -> list[Pair]:
 
 
 # What is done to a pair, and which detector finds it.
-FAULTS: dict[str, tuple[Callable[[Pair], Pair], Detector]] = {
-    "copied": (lambda pair: (pair[0], f"{pair[0]} "), Detector.copies),
-    "encoded twice": (lambda pair: (pair[0], f"{pair[1]} fünf".encode().decode("latin-1")), Detector.encoding),
-    "lost": (lambda pair: (f"{pair[0]} \ufffd", pair[1]), Detector.encoding),
-    "tagged": (lambda pair: (pair[0], f"<b>{pair[1]}</b>"), Detector.markup),
-    "swapped": (lambda pair: (pair[1], pair[0]), Detector.languages),
-    "untranslated": (lambda pair: (pair[0], pair[0][4:]), Detector.languages),
-    "French": (lambda pair: (pair[0], "les enfants qui sont dans une des rues avec elle"), Detector.languages),
-    "Cyrillic": (lambda pair: (pair[0], "один два три"), Detector.languages),
-    "cut off": (lambda pair: (f"{pair[0]} {pair[0]}", pair[1][:5]), Detector.lengths),
+FAULTS: dict[str, tuple[Callable[[Pair], Pair], str]] = {
+    "copied": (lambda pair: (pair[0], f"{pair[0]} "), "copies"),
+    "encoded twice": (lambda pair: (pair[0], f"{pair[1]} fünf".encode().decode("latin-1")), "encoding"),
+    "lost": (lambda pair: (f"{pair[0]} \ufffd", pair[1]), "encoding"),
+    "tagged": (lambda pair: (pair[0], f"<b>{pair[1]}</b>"), "markup"),
+    "swapped": (lambda pair: (pair[1], pair[0]), "languages"),
+    "untranslated": (lambda pair: (pair[0], pair[0][4:]), "languages"),
+    "French": (lambda pair: (pair[0], "les enfants qui sont dans une des rues avec elle"), "languages"),
+    "Cyrillic": (lambda pair: (pair[0], "один два три"), "languages"),
+    "cut off": (lambda pair: (f"{pair[0]} {pair[0]}", pair[1][:5]), "lengths"),
     "another pair": (
         lambda pair: (spelled([1, 2, 3, 4, 5, 6])[0], spelled([17, 18, 19, 20, 21, 22])[1]),
-        Detector.alignment,
+        "alignment",
     ),
 }
 
 
 def test_find_faults_names_the_detector_of_each_fault() -> None:
     pairs = corpus(1_000)
-    expected: list[Detector | None] = [None] * 1_000
+    expected: list[str | None] = [None] * 1_000
     for line, (spoil, detector) in enumerate(FAULTS.values()):
         pairs[70 * line] = spoil(pairs[70 * line])
         expected[70 * line] = detector
@@ -67,7 +67,7 @@ def test_find_faults_names_the_detector_of_each_fault() -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_find_faults_leaves_what_no_detector_was_asked_for(name: str) -> None:
     spoil, detector = FAULTS[name]
-    others = [one for one in EVERY if one not in (detector, Detector.alignment, Detector.languages)]
+    others = [one for one in EVERY if one not in (detector, "alignment", "languages")]
     pairs = corpus(100)
     pairs[32] = spoil(pairs[32])
     assert list(find_faults(lambda: pairs, others, ("en", "de"))) == [None] * 100
@@ -80,15 +80,15 @@ def test_find_faults_leaves_what_no_detector_was_asked_for(name: str) -> None:
 def test_find_faults_knows_letters_of_any_script(text: str, code: str) -> None:
     """Ordinals and the sign of a millionth are of no script, Latin letters as wide as Chinese signs East Asian."""
     pairs = [(text, target) for _, target in corpus(100)]
-    assert list(find_faults(lambda: pairs, [Detector.languages], (code, "en"))) == [None] * 100
+    assert list(find_faults(lambda: pairs, ["languages"], (code, "en"))) == [None] * 100
 
 
 def test_find_faults_finds_shifted_blocks() -> None:
     pairs = corpus(2_000)
     targets = [target for _, target in pairs]
     pairs[500:700] = [(pairs[line][0], targets[line - 1]) for line in range(500, 700)]
-    found = list(find_faults(lambda: pairs, [Detector.alignment], ("en", "de")))
-    assert found[500:700] == [Detector.alignment] * 200
+    found = list(find_faults(lambda: pairs, ["alignment"], ("en", "de")))
+    assert found[500:700] == ["alignment"] * 200
     assert found[:500] == [None] * 500
     assert found[700:] == [None] * 1_300
 
@@ -101,12 +101,12 @@ def test_find_faults_does_not_depend_on_how_many_pairs_are_judged_at_a_time(monk
     at_once = list(find_faults(lambda: pairs, EVERY, ("en", "de")))
     monkeypatch.setattr(cleaning, "CHUNK", 100)
     assert list(find_faults(lambda: pairs, EVERY, ("en", "de"))) == at_once
-    assert Counter(at_once)[Detector.alignment] > 250
+    assert Counter(at_once)["alignment"] > 250
 
 
 def test_find_faults_without_enough_to_learn_alignment_from_says_so(caplog: pytest.LogCaptureFixture) -> None:
     pairs = corpus(100)
-    assert list(find_faults(lambda: pairs, [Detector.alignment], ("en", "de"))) == [None] * 100
+    assert list(find_faults(lambda: pairs, ["alignment"], ("en", "de"))) == [None] * 100
     assert "alignment drops nothing" in caplog.text
 
 
@@ -122,7 +122,7 @@ def test_find_faults_asks_no_pair_about_itself() -> None:
     targets = [target for _, target in pairs]
     for line in wrong:
         pairs[line] = (pairs[line][0], targets[(line + 1_505) % 3_000])
-    found = list(find_faults(lambda: pairs, [Detector.alignment], ("en", "de")))
+    found = list(find_faults(lambda: pairs, ["alignment"], ("en", "de")))
     assert sum(found[line] is not None for line in wrong) > 0.7 * len(wrong)
     assert sum(fault is not None for fault in found) < 1.1 * len(wrong)
 
@@ -136,7 +136,7 @@ def test_prepare_counts_a_pair_under_the_first_reason_to_drop_it(tmp_path: Path)
     data.train = write_pair(tmp_path, "noisy", pairs)
     job = tiny_job(tmp_path / "run", data)
     job.data.filter.drop_duplicates = True
-    job.data.filter.doctor = [Detector.copies]
+    job.data.filter.doctor = ["copies"]
     assert {reason: count for reason, count in prepare(job).report.dropped.items() if count} == {
         "duplicate": 1,
         "copies": 1,
@@ -152,7 +152,7 @@ def test_prepare_drops_what_the_detectors_find(tmp_path: Path) -> None:
     pairs[20] = (pairs[20][0], pairs[20][0])
     data.train = write_pair(tmp_path, "noisy", pairs)
     job = tiny_job(tmp_path / "run", data)
-    job.data.filter.doctor = [Detector.markup, Detector.copies]
+    job.data.filter.doctor = ["markup", "copies"]
 
     prepared = prepare(job)
     assert texts(prepared) == [pair for line, pair in enumerate(pairs) if line not in (7, 9, 20)]
@@ -162,5 +162,5 @@ def test_prepare_drops_what_the_detectors_find(tmp_path: Path) -> None:
         "markup": [DroppedPair(0, 8, pairs[7][0], pairs[7][1].replace("\0", "\ufffd"))],  # no record keeps a NUL
         "copies": [DroppedPair(0, 21, *pairs[20])],
     }
-    job.data.filter.doctor = [Detector.copies, Detector.markup]
+    job.data.filter.doctor = ["copies", "markup"]
     assert prepare(job).path == prepared.path

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")  # what a command finds
 
 # Keys whose values name plug-ins: by themselves, by what stands before a colon, or by the ending of a file.
-NAMES = ("augment", "engine", "scores", "trackers")
+NAMES = ("augment", "doctor", "engine", "scores", "trackers")
 SOURCES = ("dataset", "init_from", "run_dir", "ensemble", "run", "runs")
 TABLES = ("dataset", "src", "tgt")
 

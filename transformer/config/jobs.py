@@ -168,6 +168,8 @@ class TrainJob(Job):
         check_known("search", "search.engine", self.search.engine)
         for name in self.train.trackers or ():
             check_known("tracker", "train.trackers", name)
+        for name in self.data.filter.doctor or ():
+            check_known("screen", "data.filter.doctor", name)
 
 
 @dataclass

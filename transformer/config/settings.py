@@ -444,17 +444,6 @@ class ExtraConfig(PairConfig):
     weight: float = option(1.0, "copies of each pair in an epoch; with 1.5, half of the pairs come twice")
 
 
-class Detector(Enum):
-    """What `transformer doctor` detects in single pairs, in the order in which a pair is looked at."""
-
-    copies = "copies"
-    encoding = "encoding"
-    markup = "markup"
-    languages = "languages"
-    lengths = "lengths"
-    alignment = "alignment"
-
-
 @dataclass
 class FilterConfig:
     """Which training pairs are dropped: as whole pairs, and counted. A pair with an empty side always is."""
@@ -465,8 +454,10 @@ class FilterConfig:
     )
     drop_identical: bool = option(False, "drop pairs whose two sides are the same text")
     drop_duplicates: bool = option(False, "drop pairs that occurred before, in whichever training set")
-    doctor: list[Detector] | None = option(
-        None, "drop the pairs in which these detectors of `transformer doctor` find a fault, such as [copies,languages]"
+    doctor: list[str] | None = option(
+        None,
+        "drop the pairs in which these detectors of `transformer doctor`, or of a plug-in, find a fault: "
+        "[copies,encoding,markup,languages,lengths,alignment]",
     )
 
     def __post_init__(self) -> None:

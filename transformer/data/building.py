@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import Detector, FilterConfig
+from transformer.config.settings import FilterConfig
 from transformer.data.corpus import Pair, has_several_sentences
 from transformer.data.report import BuildReport, LineCounts, PairCounts, TokenCounts
 from transformer.data.round_trip import RoundTrip
 from transformer.data.screening import Screened, TextCounts, refuse_empty
 from transformer.data.store import Ids, Sentences, Store, StoreWriter
 from transformer.data.tokenizer import Tokenizers, sample_lines, train_tokenizer
-from transformer.data.training_text import Model, TrainingText
+from transformer.data.training_text import Model, TrainingText, screens_of
 from transformer.errors import InputError
 from transformer.files import read_json
 from transformer.machine import trim_heap
@@ -143,7 +143,7 @@ def _report_json(report: BuildReport) -> dict[str, Any]:
 
 def _reasons(filters: FilterConfig) -> list[str]:
     """What a pair can be dropped for, in the order of the checks."""
-    asked_for = [detector.name for detector in Detector if detector in (filters.doctor or ())]
+    asked_for = [name for _, names in screens_of(filters.doctor or []) for name in names]
     return [*REASONS[:3], *asked_for, *REASONS[3:]]
 
 

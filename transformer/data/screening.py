@@ -11,21 +11,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from transformer import plugins
-from transformer.config.settings import Detector
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, screen_pairs
 from transformer.data.report import DroppedPair
-from transformer.data.training_text import TrainingText
+from transformer.data.training_text import TrainingText, screens_of
 from transformer.errors import InputError
 
 MOST_NAMED = 4  # files that an error names
 SAMPLES = 5  # pairs that are shown of what each detector has dropped
 SHOWN = 200  # characters of each of their sides
 
-DETECTED = {detector: DUPLICATE + number for number, detector in enumerate(Detector, 1)}  # verdicts
-REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"} | {
-    code: detector.name for detector, code in DETECTED.items()
-}
+REASONS = {EMPTY: "empty", IDENTICAL: "identical", DUPLICATE: "duplicate"}  # of the verdicts that `screen_pairs` gives
+FIRST_DETECTOR = DUPLICATE + 1  # the verdict of the first name that is asked
 
 # For bytes.translate: the verdict on a pair becomes 1 if it is kept, else 0.
 KEPT_MASK = bytes(code == KEPT for code in range(256))
@@ -47,8 +43,9 @@ class TextCounts:
 class Screened:
     """The outcome of the first reading."""
 
-    verdicts: list[bytes]  # of each set, as `screen_pairs` gives them, with those of DETECTED
+    verdicts: list[bytes]  # of each set, as `screen_pairs` gives them, with those of the detectors
     shards: list[list[int]]  # of each set: the pairs of each of its shards
+    detectors: list[str] = field(default_factory=list)  # in the order in which they were asked
     samples: dict[str, list[DroppedPair]] = field(default_factory=dict)  # by detector
 
     @property
@@ -62,7 +59,8 @@ class Screened:
             read=[len(verdicts) for verdicts in self.verdicts],
             kept=[verdicts.count(KEPT) for verdicts in self.verdicts],
             dropped={
-                reason: sum(verdicts.count(code) for verdicts in self.verdicts) for code, reason in REASONS.items()
+                reason: sum(verdicts.count(code) for verdicts in self.verdicts)
+                for code, reason in (REASONS | dict(enumerate(self.detectors, FIRST_DETECTOR))).items()
             },
             samples=self.samples,
         )
@@ -84,26 +82,28 @@ def screen(corpus: TrainingText) -> Screened:
 
 def _clean(corpus: TrainingText, screened: Screened) -> Screened:
     """The verdicts, with those of the detectors on the pairs that were kept, and samples of what these drop."""
-    detectors = corpus.filters.doctor
-    if not detectors:
+    screens = screens_of(corpus.filters.doctor or [])
+    if not screens:
         return screened
 
-    log.info("looking for faults: %s", ", ".join(detector.name for detector in detectors))
+    detectors = [name for _, names in screens for name in names]
+    log.info("looking for faults: %s", ", ".join(detectors))
     verdicts = []
     samples: dict[str, list[DroppedPair]] = {}
     for number, text_set in enumerate(corpus.sets):
         codes = bytearray(screened.verdicts[number])
-        faults = plugins.find("screen", "doctor").find_faults(text_set.source.pairs, detectors, text_set.codes)
-        for index, (fault, pair) in enumerate(zip(faults, text_set.source.pairs(), strict=True)):
-            if fault is None or codes[index] != KEPT:
-                continue
-            codes[index] = DETECTED[fault]
-            shown = samples.setdefault(fault.name, [])
-            if len(shown) < SAMPLES:
-                texts = (text[:SHOWN].replace("\0", "\ufffd") for text in pair)  # a NUL, no record keeps
-                shown.append(DroppedPair(number, index + 1, *texts))
+        for one, names in screens:
+            faults = one.find_faults(text_set.source.pairs, names, text_set.codes)
+            for index, (fault, pair) in enumerate(zip(faults, text_set.source.pairs(), strict=True)):
+                if fault is None or codes[index] != KEPT:
+                    continue
+                codes[index] = FIRST_DETECTOR + detectors.index(fault)
+                shown = samples.setdefault(fault, [])
+                if len(shown) < SAMPLES:
+                    texts = (text[:SHOWN].replace("\0", "\ufffd") for text in pair)  # a NUL, no record keeps
+                    shown.append(DroppedPair(number, index + 1, *texts))
         verdicts.append(bytes(codes))
-    return Screened(verdicts, screened.shards, samples)
+    return Screened(verdicts, screened.shards, detectors, samples)
 
 
 def refuse_empty(kept: int, corpus: TrainingText, dropped: dict[str, int]) -> None:

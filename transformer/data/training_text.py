@@ -334,6 +334,20 @@ def _size(path: Path) -> int:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}): check data.root") from error
 
 
+def screens_of(names: Sequence[str]) -> list[tuple[plugins.Screen, list[str]]]:
+    """The screens that have these names, each with them, in the order in which a pair is looked at.
+
+    Raises InputError where one cannot be had.
+    """
+    own = list(plugins.OWN["screen"])
+    in_order = [name for name in own if name in names] + [name for name in names if name not in own]
+    screens: dict[int, tuple[plugins.Screen, list[str]]] = {}
+    for name in dict.fromkeys(in_order):
+        screen = plugins.find("screen", name)
+        screens.setdefault(id(screen), (screen, []))[1].append(name)
+    return list(screens.values())
+
+
 def _digest(corpus: TrainingText, texts: Sequence[Sequence[object]]) -> str:
     """The digest of all that the prepared corpus depends on; `texts` says which text each of its sets has."""
     models: list[object] = []
@@ -351,7 +365,6 @@ def _digest(corpus: TrainingText, texts: Sequence[Sequence[object]]) -> str:
     del filters["doctor"]
     if corpus.filters.doctor:
         languages = [text_set.codes for text_set in corpus.sets]
-        names = sorted({detector.name for detector in corpus.filters.doctor})
-        filters["doctor"] = [plugins.find("screen", "doctor").VERSION, names, languages]
+        filters["doctor"] = [[one.VERSION, names] for one, names in screens_of(corpus.filters.doctor)] + languages
     parts = [PREPARE_VERSION, STORE_VERSION, tagged, filters, tokenizer]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

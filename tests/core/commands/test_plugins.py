@@ -98,6 +98,35 @@ def test_plugins_that_are_not_installed_are_refused_in_one_line(trained: Path) -
     assert "dev.po: no such directory, nor a .tsv" in done.stderr
 
 
+SCREEN = """
+VERSION = 1
+
+
+def find_faults(read, names, languages):
+    for source, _ in read():
+        yield "questions" if source.endswith("?") else None
+"""
+
+
+def test_screen_of_another_package_drops_pairs(trained: Path, tmp_path: Path) -> None:
+    sides = [(DEMO / f"train.{code}").read_text(encoding="utf-8").split("\n")[:60] for code in ("en", "de")]
+    asked = sum(line.endswith("?") for line in sides[0])
+    for code, lines in zip(("en", "de"), sides, strict=True):
+        (tmp_path / f"train.{code}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    here = install(tmp_path / "site", "asks", SCREEN, ["screen.questions = asks"])
+    words = (
+        *("prepare", *TINY, "run_dir=run", "data.train.src=train.en", "data.train.tgt=train.de"),
+        *("data.dev.src=train.en", "data.dev.tgt=train.de"),
+    )
+    done = typed(*words, "data.filter.doctor=[questions]", site=here, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert asked > 0
+    assert f"dropped: questions {asked})" in done.stderr
+    done = typed(*words, "data.filter.doctor=[answers]", site=here, folder=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "data.filter.doctor=answers is not one of copies, encoding, markup" in done.stderr
+
+
 def test_plugins_of_the_current_directory_are_not_read(trained: Path, tmp_path: Path) -> None:
     here = install(tmp_path / "here", "evil", "print('executed')\n", ["command.evil = evil:EVIL"])
     done = typed("evil", site=here, folder=here)

@@ -33,7 +33,6 @@ from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
     Algorithm,
     DataConfig,
-    Detector,
     ExtraConfig,
     FilterConfig,
     ModelConfig,
@@ -379,7 +378,7 @@ def set_field(section: str, name: str, value: object) -> object:
         set_field("filter", "max_ratio", 8.0),
         set_field("filter", "drop_identical", True),
         set_field("filter", "drop_duplicates", True),
-        pytest.param(set_field("filter", "doctor", [Detector.markup]), marks=pytest.mark.plugins),
+        pytest.param(set_field("filter", "doctor", ["markup"]), marks=pytest.mark.plugins),
         set_field("tokenizer", "vocab_size", 81),
         set_field("tokenizer", "algorithm", Algorithm.unigram),
         set_field("tokenizer", "normalization", Normalization.nfkc),

@@ -19,7 +19,7 @@ from support.corpora import begin_in_a_child, ended, run_command, tiny_job, wait
 from support.paths import ROOT
 from transformer.cli.commands import compose
 from transformer.config.jobs import PrepareJob, TrainJob
-from transformer.config.settings import Detector, ExtraConfig, PairConfig
+from transformer.config.settings import ExtraConfig, PairConfig
 from transformer.data.corpus import Pair
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.source import Source
@@ -119,7 +119,7 @@ def several_sets(job: TrainJob) -> None:
         found = write_pair(folder, name, extra)
         job.data.extra[name] = ExtraConfig(found.src, found.tgt, tag=tag, weight=2.0)
     job.data.filter.drop_duplicates = job.data.filter.drop_identical = True
-    job.data.filter.doctor = [Detector.markup, Detector.copies]
+    job.data.filter.doctor = ["markup", "copies"]
 
 
 def two_vocabularies(job: TrainJob) -> None:

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from transformer.config.settings import Detector
+from transformer import plugins
 from transformer.data.corpus import Pair
 from transformer.tools.detectors.alignment import Aligner, Lengths
 from transformer.tools.detectors.languages import (
@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 
 
 def find_faults(
-    read: Callable[[], Iterable[Pair]], detectors: Sequence[Detector], languages: tuple[str, str]
-) -> Iterator[Detector | None]:
+    read: Callable[[], Iterable[Pair]], names: Sequence[str], languages: tuple[str, str]
+) -> Iterator[str | None]:
     """For each pair the first detector that finds a fault in it. `read` gives the pairs anew each time.
 
     `languages` are the codes of the source's and of the target's.
     """
-    cleaner = Cleaner.learn(read(), detectors, languages)
+    cleaner = Cleaner.learn(read(), names, languages)
     pairs = iter(read())
     first_block = 0
     while chunk := list(islice(pairs, CHUNK)):
@@ -60,7 +60,7 @@ def find_faults(
 class Cleaner:
     """The detectors that are asked for, with what they have learned of a set."""
 
-    detectors: list[Detector]  # in the order in which they are asked
+    detectors: list[str]  # in the order in which they are asked
     languages: tuple[str, str]
     scripts: tuple[str, str]  # that the sides should have
     odds: Floats  # that a trigram is of the source's language
@@ -68,7 +68,7 @@ class Cleaner:
     aligner: Aligner | None  # None: not asked for, or nothing to learn
 
     @classmethod
-    def learn(cls, pairs: Iterable[Pair], detectors: Sequence[Detector], languages: tuple[str, str]) -> "Cleaner":
+    def learn(cls, pairs: Iterable[Pair], detectors: Sequence[str], languages: tuple[str, str]) -> "Cleaner":
         """Learn from all pairs of a set what is usual in it."""
         sample = BlockSample()
         pairs = iter(pairs)
@@ -78,13 +78,13 @@ class Cleaner:
             line += len(block)
         _, sources, targets = sample.columns()
 
-        aligner = Aligner.learn(sample) if Detector.alignment in detectors else None
-        if Detector.alignment in detectors and aligner is None:
+        aligner = Aligner.learn(sample) if "alignment" in detectors else None
+        if "alignment" in detectors and aligner is None:
             log.warning(
                 "data.filter.doctor: alignment drops nothing: no words of the two sides are seen to go together"
             )
         return cls(
-            detectors=[detector for detector in Detector if detector in detectors],
+            detectors=[name for name in plugins.OWN["screen"] if name in detectors],
             languages=languages,
             scripts=(_script_of(sources, languages[0]), _script_of(targets, languages[1])),
             odds=learn_odds(Trigrams.of(sources), Trigrams.of(targets)),
@@ -92,27 +92,27 @@ class Cleaner:
             aligner=aligner,
         )
 
-    def examine(self, pairs: Sequence[Pair], *, first_block: int) -> list[Detector | None]:
+    def examine(self, pairs: Sequence[Pair], *, first_block: int) -> list[str | None]:
         """For each pair the first detector that finds a fault in it; the pairs begin with this block of the set."""
         sources = [source for source, _ in pairs]
         targets = [target for _, target in pairs]
-        verdicts: list[Detector | None] = [None] * len(pairs)
+        verdicts: list[str | None] = [None] * len(pairs)
         for detector in self.detectors:
             for index in np.flatnonzero(self._find(detector, sources, targets, first_block)):
                 verdicts[index] = verdicts[index] or detector
         return verdicts
 
-    def _find(self, detector: Detector, sources: list[str], targets: list[str], first_block: int) -> Found:
+    def _find(self, detector: str, sources: list[str], targets: list[str], first_block: int) -> Found:
         """Which pairs one detector finds at fault: `(b,)`."""
-        if detector is Detector.copies:
+        if detector == "copies":
             return np.array([is_copy(*pair) for pair in zip(sources, targets, strict=True)])
-        if detector is Detector.encoding:
+        if detector == "encoding":
             return _on_either_side(lambda text: is_double_encoded(text) or has_lost_characters(text), sources, targets)
-        if detector is Detector.markup:
+        if detector == "markup":
             return _on_either_side(has_markup, sources, targets)
-        if detector is Detector.lengths:
+        if detector == "lengths":
             return Lengths.of(sources, targets).are_outliers(self.usual_ratio)
-        if detector is Detector.languages:
+        if detector == "languages":
             return self._find_languages(sources, targets)
         if self.aligner is None:
             return np.zeros(len(sources), np.bool_)
