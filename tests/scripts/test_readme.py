@@ -1,5 +1,5 @@
 """The README, docs/ and data/README.md, taken at their word: examples run or compose as they stand, links lead
-somewhere, the notebook runs from its first cell to its last, and the tables of commands and places are the package.
+somewhere, the notebooks run from their first cell to their last, and the tables of commands and places are the package.
 
 The fence of each block of code says what may be expected of it: `run`, it runs in an empty folder, one block after the
 other; `compose`, its commands are complete and each sets what it says; `shown: REASON`, it is only to be looked at.
@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import transformer
 from support.command_line import enter
 from support.corpora import run_command
 from support.paths import ROOT
@@ -223,21 +225,29 @@ def test_commands_page_is_complete() -> None:
     assert sorted(named) == sorted(listed)
 
 
-# ---- the notebook ---------------------------------------------------------------------------------------------------
+# ---- the notebooks --------------------------------------------------------------------------------------------------
 
 TOUR = json.loads((ROOT / "docs/tour.ipynb").read_text(encoding="utf-8"))
+OWN_TEXT = json.loads((ROOT / "docs/own_text.ipynb").read_text(encoding="utf-8"))
 CELLS = [cell for cell in TOUR["cells"] if cell["cell_type"] == "code"]
 
 
-def test_tour_is_a_notebook_of_ten_cells_that_were_run() -> None:
-    """What Jupyter asks of version 4.5, without it; the output is that of one run from the top."""
-    assert (TOUR["nbformat"], TOUR["nbformat_minor"]) == (4, 5)
-    assert TOUR["metadata"]["kernelspec"]["name"] == "python3"
-    identifiers = [cell["id"] for cell in TOUR["cells"]]
+@pytest.mark.parametrize("notebook", [TOUR, OWN_TEXT], ids=["tour", "own_text"])
+def test_notebooks_are_what_jupyter_reads(notebook: dict[str, Any]) -> None:
+    """What Jupyter asks of version 4.5, without it."""
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    identifiers = [cell["id"] for cell in notebook["cells"]]
     assert len(set(identifiers)) == len(identifiers)
     assert all(re.fullmatch(r"[\w-]{1,64}", identifier) for identifier in identifiers)
-    assert all(isinstance(cell["metadata"], dict) and all(map(str, cell["source"])) for cell in TOUR["cells"])
+    assert all(isinstance(cell["metadata"], dict) and all(map(str, cell["source"])) for cell in notebook["cells"])
+    assert all(
+        cell["cell_type"] == "markdown" or {"outputs", "execution_count"} <= set(cell) for cell in notebook["cells"]
+    )
 
+
+def test_tour_has_ten_cells_that_were_run() -> None:
+    """The output is that of one run from the top."""
     assert [cell["execution_count"] for cell in CELLS] == list(range(1, 11))
     outputs = [output for cell in CELLS for output in cell["outputs"]]
     assert {output["output_type"] for output in outputs} == {"stream", "execute_result", "display_data"}
@@ -288,3 +298,52 @@ def in_this_process(line: str) -> None:
     program, command, *arguments = shlex.split(line)
     assert program == "transformer"
     run_command(command, compose(command, arguments))
+
+
+def test_own_text_runs_from_two_files_to_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells in order but for the installation, on two small files; what is downloaded translates elsewhere."""
+    monkeypatch.setattr("transformer.training.resolve.resolve_threads", lambda threads: 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    for language in ("en", "de"):
+        with (REAL / f"train.{language}").open(encoding="utf-8") as lines:
+            text = list(islice(lines, 100))
+        Path(f"text.{language}").write_text("".join([*text, text[0]]), encoding="utf-8")  # the last one comes again
+
+    installation, settings, *cells = [
+        "".join(cell["source"]) for cell in OWN_TEXT["cells"] if cell["cell_type"] == "code"
+    ]
+    assert "--constraint torch.txt" in installation
+    assert not any(re.search("^[!%]", cell, re.MULTILINE) for cell in [settings, *cells])
+    small = settings.replace('"small", 8000, 20000', '"small", 200, 2')
+    assert small != settings
+    names: dict[str, Any] = {}
+    printed = []
+    for cell in [small, *cells]:
+        exec(cell, names)
+        printed.append(capsys.readouterr().out)
+
+    counts = dict(re.findall(r"^(\w+): (\d+) pairs$", printed[1], re.MULTILINE))
+    assert counts == {"dev": "10", "test": "10", "train": "80"}
+    held_out = {pair for name in ("dev", "test") for pair in names["sets"][name]}
+    assert not held_out & set(names["sets"]["train"])
+    assert Path("sets/train.de").read_text(encoding="utf-8").split("\n")[0] == names["sets"]["train"][0][1]
+    assert re.fullmatch(r"\d+\.\d BLEU, nrefs:1\|case:mixed\|eff:no\|tok:13a.*\n", printed[3])
+
+    shutil.unpack_archive("model.zip", "elsewhere")
+    assert not Path("elsewhere/mine/checkpoints").exists()
+    sources = [line for line, _ in names["examples"]]
+    assert transformer.load("elsewhere/mine").translate(sources) == names["translations"]
+
+
+def test_own_text_refuses_files_of_different_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.en").write_text("a\nb\n", encoding="utf-8")
+    Path("text.de").write_text("a\n", encoding="utf-8")
+    _, settings, dividing, *_ = ["".join(cell["source"]) for cell in OWN_TEXT["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    exec(settings, names)
+    with pytest.raises(AssertionError, match=r"^text.en has 2 lines, and text.de has 1$"):
+        exec(dividing, names)
