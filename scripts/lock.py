@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WANTED = (f"{ROOT}[dev,export,gpu-tests,slurm,sweep,trackio,wandb]", "hatchling")  # hatchling builds this package
+WANTED = (f"{ROOT}[dev,docs,export,gpu-tests,slurm,sweep,trackio,wandb]", "hatchling")  # hatchling builds this package
 
 
 def main() -> None:

@@ -1,0 +1,45 @@
+// What the theme's labels do for the mouse, they do for the keyboard.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const label of document.querySelectorAll("label.md-header__button")) {
+    label.tabIndex = 0;
+    label.role = "button";
+    label.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        label.click();
+      }
+    });
+  }
+});
+
+// Search in pages that are opened from a disk, where browsers start no worker: a hidden frame does its work.
+if (location.protocol === "file:") {
+  window.Worker = class {
+    constructor(url) {
+      this.frame = document.createElement("iframe");
+      this.frame.hidden = true;
+      document.body.append(this.frame);
+
+      const inner = this.frame.contentDocument;
+      inner.open();
+      inner.write("<body>");
+      inner.close();
+      this.frame.contentWindow.postMessage = (data) => this.onmessage?.({ data: structuredClone(data) });
+
+      const script = inner.createElement("script");
+      script.src = url;
+      script.onerror = (event) => this.onerror?.(event);
+      this.loaded = new Promise((done) => { script.onload = done; });
+      inner.body.append(script);
+    }
+
+    postMessage(data) {
+      const message = { data: structuredClone(data) }; // as between threads: what is sent is a copy
+      this.loaded.then(() => this.frame.contentWindow.onmessage(message));
+    }
+
+    terminate() {
+      this.frame.remove();
+    }
+  };
+}
