@@ -306,8 +306,9 @@ def _codes(names: list[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text that is not Markdown, as Markdown of it."""
-    return re.sub(r"[\\`*\[\]<>&#{}]|(?<!\w)_|_(?!\w)", lambda found: f"&#{ord(found[0])};", text)
+    """What help says, as Markdown: nothing in it acts but spans of code."""
+    acts = r"`[^`]+`|[\\`*\[\]<>&#{}]|(?<!\w)_|_(?!\w)"
+    return re.sub(acts, lambda found: found[0] if len(found[0]) > 1 else f"&#{ord(found[0])};", text)
 
 
 # ---- HTML -----------------------------------------------------------------------------------------------------------

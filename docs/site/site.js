@@ -1,14 +1,20 @@
-// What the theme's labels do for the mouse, they do for the keyboard.
+// What the theme has for the mouse alone: its labels are buttons, and Escape closes what they open.
 document.addEventListener("DOMContentLoaded", () => {
-  for (const label of document.querySelectorAll("label.md-header__button")) {
+  for (const label of document.querySelectorAll(".md-header__button:is([for=__drawer], [for=__search]), .md-sidebar-button")) {
     label.tabIndex = 0;
     label.role = "button";
+    label.ariaLabel = label.textContent.trim() || "On this page";
     label.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") {
+      if (event.key === " ") { // the theme answers to Enter
         event.preventDefault();
         label.click();
       }
     });
+  }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") {
+    document.querySelectorAll("#__drawer, #__toc").forEach((toggle) => { toggle.checked = false; });
   }
 });
 
