@@ -187,6 +187,8 @@ class Stager:
             return f"{found['picture']}[{words}]({os.path.relpath(picture, Path(place).parent or '.')})"
         elif self.repository:
             return f"[{words}]({self.repository}/blob/main/{named}{sharp}{anchor}{found['title'] or ''})"
+        if found["title"]:  # a pointer shows it
+            return f'<abbr title="{named}: {found["title"].strip()[1:-1]}">{words}</abbr>'
         return words if Path(named).name in words else f"{words} (`{named}`)"
 
 
@@ -252,7 +254,7 @@ def key_pages() -> dict[str, str]:
     rows = [f"| [`{command}`]({command}.md) | {_text(row.help)} |" for command, row in COMMANDS.items()]
     index = (
         "# Keys {#keys}\n\nWhat each command can be told: `transformer COMMAND key=value ...`. These pages are made "
-        "from the code, and say what `transformer COMMAND --help` says.\n\n"
+        "from the code, and say what `transformer COMMAND --help all` says.\n\n"
         "| command | what it does |\n| --- | --- |\n" + "\n".join(rows) + "\n"
     )
     return {"keys/index.md": index} | {f"keys/{command}.md": "".join(_key_page(command)) for command in COMMANDS}

@@ -131,10 +131,13 @@ def test_site_has_the_key_of_label_smoothing(staged: Path) -> None:
     ) in pages_in(staged)["keys/train.md"]
 
 
-def test_site_names_files_that_are_no_pages_where_there_is_no_repository(staged: Path, tmp_path: Path) -> None:
+def test_site_names_files_that_are_no_pages_where_there_is_no_repository(staged: Path) -> None:
     text = "[a rate](../transformer/training/optimizer.py) and [`loss.py`](../transformer/loss.py)"
     assert [target for page in pages_in(staged).values() for target in links_in(page) if target.endswith(".py")] == []
     assert page_of(text) == "a rate (`transformer/training/optimizer.py`) and `loss.py`"
+    assert page_of('[a rule](../transformer/loss.py "test_loss")') == (
+        '<abbr title="transformer/loss.py: test_loss">a rule</abbr>'
+    )
     assert page_of(text, repository=REPOSITORY) == (
         f"[a rate]({REPOSITORY}/blob/main/transformer/training/optimizer.py) and "
         f"[`loss.py`]({REPOSITORY}/blob/main/transformer/loss.py)"
