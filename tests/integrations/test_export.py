@@ -67,7 +67,7 @@ from transformer.integrations.export.command import (
 )
 from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags, marian_heads
 from transformer.integrations.export.formats import Original
-from transformer.integrations.export.job import ExportJob, Target
+from transformer.integrations.export.job import IN_BERGAMOT, ExportJob, Target
 from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import DecoderLayer
@@ -129,7 +129,8 @@ REFUSED = {
     ("all that CTranslate2 has", Target.marian): "model.positions=learned",
 }
 # What goes to Argos is what goes to CTranslate2, in a package.
-CELLS = [(variant, target) for variant in VARIANTS for target in FORMATS if target is not Target.argos]
+OTHERWISE = (Target.argos, *IN_BERGAMOT)  # as CTranslate2, and as Marian: see their own tests
+CELLS = [(variant, target) for variant in VARIANTS for target in FORMATS if target not in OTHERWISE]
 
 
 def need(target: Target) -> None:
@@ -903,7 +904,7 @@ def test_export_names_the_extra_of_a_package_that_is_missing(
 ) -> None:
     monkeypatch.setattr("transformer.integrations.export.command.find_spec", lambda name: None)
     if not FORMATS[target].packages:
-        assert target is Target.marian
+        assert target in (Target.marian, *IN_BERGAMOT)
         return
     assert refusal(run_dir, tmp_path / "model", to=target) == (
         f"to={target.value} needs {', '.join(FORMATS[target].packages)}: {install_command('export')}"
@@ -921,7 +922,7 @@ def test_export_refuses_a_run_that_is_not_there_and_settings_that_do_not_fit(
     for changes, message in (
         (
             {"quantization": Quantization.int8, "to": Target.onnx},
-            "quantization=int8 is for to=ctranslate2 and to=argos: leave it out",
+            "quantization=int8 is for to=ctranslate2, to=argos, to=bergamot and to=browser: leave it out",
         ),
         (
             {"to": Target.argos, "search": SearchOverride(length_penalty=1.0)},

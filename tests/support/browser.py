@@ -84,6 +84,11 @@ class Browser:
         self.call("Page.navigate", url=f"{path.as_uri()}{fragment and '#'}{fragment}")
         self.wait_for(f"document.querySelector({json.dumps(drawn)}) !== null")
 
+    def visit(self, address: str, *, drawn: str) -> None:
+        """Show what a server has, and wait until there is an element that a selector names."""
+        self.call("Page.navigate", url=address)
+        self.wait_for(f"document.querySelector({json.dumps(drawn)}) !== null")
+
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page; of a promise, once it is kept."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

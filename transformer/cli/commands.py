@@ -446,7 +446,10 @@ COMMANDS = _Commands(
             "transformer.integrations.export.job:ExportJob",
             "transformer.integrations.export.command:export",
             "write a model for CTranslate2, Argos, Marian, Bergamot, Hugging Face or ONNX, and check it",
-            ("transformer export run_dir=runs/mine to=ctranslate2 output=model",),
+            (
+                "transformer export run_dir=runs/mine to=ctranslate2 output=model",
+                "transformer export run_dir=runs/mine to=browser engine=package output=site",
+            ),
             show="transformer.integrations.export.command:format_exported",
         ),
         "import": Command(

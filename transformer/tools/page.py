@@ -57,11 +57,11 @@ def _format_component(component: Component) -> str:
     """The section of a component: the element that its script fills, and its data."""
     return (
         f'<section>\n<h2>{html.escape(component.heading)}</h2>\n<div data-component="{component.assets}"></div>\n'
-        f'<script type="application/json">{_as_script_data(component.data)}</script>\n</section>\n'
+        f'<script type="application/json">{as_script_data(component.data)}</script>\n</section>\n'
     )
 
 
-def _as_script_data(data: object) -> str:
+def as_script_data(data: object) -> str:
     """JSON that may stand in a script element: `</script>` and `<!--` cannot occur in it."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from transformer import __version__
 from transformer.config.languages import language_of, name_of
-from transformer.config.settings import ModelConfig, Quantization, SearchOverride
+from transformer.config.settings import Quantization, SearchOverride
 from transformer.data.tokenizer import Tokenizer
 from transformer.errors import InputError
 from transformer.integrations.export.formats import ExportFormat, Original
@@ -100,8 +100,14 @@ def precision_of(quantization: Quantization) -> str:
 
 def write(original: Original, folder: Path) -> None:
     """Write the model, its SentencePiece models and what translateLocally reads."""
+    write_model(original, folder)
+    (folder / CONFIG).write_text(settings_as_yaml(_search_settings(original)), encoding="utf-8")
+    (folder / INFO).write_text(json.dumps(_info(original), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_model(original: Original, folder: Path) -> None:
+    """Write the model and its SentencePiece models: what the engine needs."""
     translator = original.translator
-    _check_blocks(translator.model.config)
     arrays = _in_blocks({name: weight.numpy() for name, weight in weights_of(translator).items()})
     settings = model_settings(translator)
     sizes = [len(order_in_marian(tokenizer)) for tokenizer in translator.tokenizers.sides]
@@ -114,18 +120,22 @@ def write(original: Original, folder: Path) -> None:
     names = spm_names(original)
     for name, tokenizer in zip(names, translator.tokenizers.sides[: len(names)], strict=True):
         (folder / name).write_bytes(tokenizer.sentencepiece_model)
-    (folder / CONFIG).write_text(settings_as_yaml(_search_settings(original)), encoding="utf-8")
-    (folder / INFO).write_text(json.dumps(_info(original), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _check_blocks(config: ModelConfig) -> None:
-    """Raise InputError for sizes that the engine does not multiply."""
+def check(original: Original) -> None:
+    """Raise InputError for sizes that the engine does not multiply, and for an output of its own in int8."""
+    config = original.translator.model.config
     for name, size in {"model.d_model": config.d_model, "model.d_ff": config.d_ff}.items():
         if size % WIDTHS:
             raise InputError(
                 f"{name}={size}: Bergamot multiplies blocks of {WIDTHS}, and it is no multiple of that; "
                 "to=marian and to=ctranslate2 can express it"
             )
+    if original.quantization is Quantization.int8 and not config.tie_embeddings:
+        raise InputError(
+            "model.tie_embeddings=false: Bergamot's engine ends at an output of its own in int8: set "
+            "quantization=float32, which it rounds while it loads"
+        )
 
 
 def _in_blocks(arrays: dict[str, Array]) -> dict[str, Array]:
@@ -246,4 +256,5 @@ FORMAT = ExportFormat(
     write=write,
     load=load,
     readme=readme,
+    check=check,
 )

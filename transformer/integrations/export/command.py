@@ -4,7 +4,8 @@
                        ExportFormat.load  -> a Peer, which runs the exported model
     Original, Peer and sentences -> parity.compare -> Parity -> the folder gets its name
 
-`formats` says what a format is; `ctranslate2`, `argos`, `marian`, `bergamot`, `huggingface` and `onnx` are six of them.
+`formats` says what a format is; `ctranslate2`, `argos`, `marian`, `bergamot`, `browser`, `huggingface` and `onnx`
+are the seven of them.
 CTranslate2's writer, the check and the folding of weights are those of `integrations/engine`. A folder with the final
 name is complete, and was checked.
 """
@@ -40,7 +41,7 @@ from transformer.files import (
 )
 from transformer.integrations.engine.parity import TIE, Parity, SearchParity, choose_sentences, compare, mean_length
 from transformer.integrations.engine.peer import exponent_near
-from transformer.integrations.export import argos, bergamot, ctranslate2, huggingface, marian, onnx
+from transformer.integrations.export import argos, bergamot, browser, ctranslate2, huggingface, marian, onnx
 from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags
 from transformer.integrations.export.formats import Original
 from transformer.integrations.export.job import ExportJob, Target
@@ -61,6 +62,7 @@ FORMATS = {
     Target.argos: argos.FORMAT,
     Target.marian: marian.FORMAT,
     Target.bergamot: bergamot.FORMAT,
+    Target.browser: browser.FORMAT,
     Target.huggingface: huggingface.FORMAT,
     Target.onnx: onnx.FORMAT,
 }
@@ -129,7 +131,11 @@ def export(job: ExportJob) -> Exported:
         origin=plain(f"{run.path} ({checkpoint.path.name})"),
         output=output,
         sentences=sentences,
+        run=run,
+        checkpoint=checkpoint.path.name,
+        engine=None if job.engine is None else Path(job.engine),
     )
+    export_format.check(original)
 
     with _renamed_when_done(output) as folder:
         # Write.
@@ -154,7 +160,7 @@ def export(job: ExportJob) -> Exported:
             checkpoint=checkpoint.path.name,
             to=job.to,
             quantization=job.quantization,
-            megabytes=sum(path.stat().st_size for path in folder.iterdir()) / 1e6,
+            megabytes=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6,
             checked_on=checked_on,
             parity=parity,
         )
@@ -223,7 +229,7 @@ def _renamed_when_done(output: Path) -> Iterator[Path]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield temporary
         with _disk_errors_named(output):
-            for path in temporary.iterdir():
+            for path in temporary.rglob("*"):
                 sync(path)
             sync(temporary)
             temporary.rename(output)

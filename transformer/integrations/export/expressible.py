@@ -13,6 +13,7 @@ NAMES = {
     Target.argos: "CTranslate2",
     Target.marian: "Marian",
     Target.bergamot: "Bergamot",
+    Target.browser: "Bergamot",
     Target.huggingface: "Hugging Face's Marian",
 }
 
@@ -60,12 +61,6 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
             )
         if config.activation is Activation.gelu:
             raise InputError(f"model.activation=gelu: {name} has an approximation, x * sigmoid(1.702 x); {other}")
-
-    if target in IN_BERGAMOT and not config.tie_embeddings:
-        raise InputError(
-            f"model.tie_embeddings=false: {name}'s engine has not been seen to read an output of its own as it is "
-            "written; to=marian, to=ctranslate2 and to=onnx can express it"
-        )
 
     if target is Target.argos and config.positions is Positions.learned and config.max_positions <= MOST_INPUT:
         raise InputError(

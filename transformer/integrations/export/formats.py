@@ -14,7 +14,7 @@ from transformer.decoding.translator import Translator
 from transformer.integrations.engine.parity import Sentence
 from transformer.integrations.engine.peer import Peer
 from transformer.numerics import FLOAT32_BOUND
-from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
+from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER, RunDir
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Original:
     origin: str  # the run and the checkpoint, for people
     output: Path  # where the exported model will be
     sentences: Sequence[Sentence] = ()  # those of the check, to measure with what int8 has to bear
+    run: RunDir | None = None
+    checkpoint: str = ""  # its name in the run
+    engine: Path | None = None  # the folder of an engine that goes along
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class ExportFormat:
     load: Callable[[Original, Path, int], Peer]  # the model in that folder, to be run on so many threads
     readme: Callable[[Original], str]  # how people load it
     bound: Callable[[ModelConfig], float] = lambda _: FLOAT32_BOUND  # by which rounding may change a log-probability
+    check: Callable[[Original], None] = lambda _: None  # raises InputError for what else the format needs
 
 
 def write_tokenizers(original: Original, folder: Path) -> None:

@@ -14,11 +14,12 @@ class Target(Enum):
     argos = "argos"
     marian = "marian"
     bergamot = "bergamot"
+    browser = "browser"
     huggingface = "huggingface"
     onnx = "onnx"
 
 
-IN_BERGAMOT = (Target.bergamot,)  # what Bergamot's engine runs
+IN_BERGAMOT = (Target.bergamot, Target.browser)  # what Bergamot's engine runs
 
 
 @dataclass
@@ -30,6 +31,9 @@ class ExportJob(Job):
     to: Target = option(Target.ctranslate2, "what the exported model is for")
     output: str | None = option(None, "the directory to make (null: RUN_DIR-TO)")
     quantization: Quantization = option(Quantization.float32, "the type of the weights; float32 alone is exact")
+    engine: str | None = option(
+        None, "to=browser: the folder of the npm package @browsermt/bergamot-translator, whose files go along"
+    )
     sentences: int = option(200, "check the exported model on this many sentences")
     src: str | None = option(None, "a text file with these sentences (null: the run's dev set, else a test set)")
     tgt: str | None = option(None, "their references, line by line")
@@ -44,6 +48,7 @@ class ExportJob(Job):
         require(self.output != "", "output must name a directory")
         is_named = self.output is not None or not self.run_dir.startswith(ON_HUB)
         require(is_named, f"run_dir={self.run_dir} is on the hub: set output to the directory to make")
+        require(self.engine is None or self.to is Target.browser, "engine is for to=browser: leave it out")
         require(self.tgt is None or self.src is not None, "tgt has the references of src: set both")
         require(
             self.quantization is Quantization.float32 or self.to in (Target.ctranslate2, Target.argos, *IN_BERGAMOT),
