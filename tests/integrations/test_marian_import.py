@@ -321,6 +321,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "'x' is (1000000000000,) of float32, and has 0",
     ),
     "a size below nothing": (with_member("x.npy", npy("(-1, -1)", data=b"abcd")), "'x' is (-1, -1) of float32"),
+    "a size of truths": (with_member("x.npy", npy("(True, True)", data=b"abcd")), "'x' is (True, True) of float32"),
     "a header that is code": (with_member("x.npy", npy("print(1)")), "'x' is not an array of numpy's"),
     "no array": (with_member("x.npy", b"none"), "'x' is not an array of numpy's"),
     "an array twice": (with_member("Wemb.npy", npy("(1,)", data=b"abcd")), "'Wemb' is there twice"),
@@ -345,6 +346,18 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no vocabulary there": (
         with_text("decoder.yml", "vocabs:\n- ../../no.spm\n"),
         "no.spm: cannot be read (No such file",
+    ),
+    "a vocabulary that is the folder": (
+        with_text("decoder.yml", "vocabs:\n- .\n"),
+        "not a SentencePiece model (.spm)",
+    ),
+    "a vocabulary whose name nothing has": (
+        with_text("decoder.yml", "vocabs:\n- a\0.spm\n"),
+        "cannot be read (embedded null byte)",
+    ),
+    "a vocabulary whose name is too long": (
+        with_text("decoder.yml", f"vocabs:\n- {'a' * 300}.spm\n"),
+        ".spm: cannot be read (File name too long)",
     ),
     "a pipe as decoder.yml": (replaced("decoder.yml", os.mkfifo), "decoder.yml: cannot be read (not a regular file)"),
     "a pipe as 80.spm": (replaced("80.spm", os.mkfifo), "80.spm: cannot be read (not a regular file)"),

@@ -197,8 +197,10 @@ def read_model(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
             return file.read(LARGEST_MODEL + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}): check the path") from error
+    except (OSError, ValueError) as error:  # a name that a file gives may have a NUL
+        raise InputError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}): check the path"
+        ) from error
 
 
 def train_tokenizer(

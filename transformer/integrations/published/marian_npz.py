@@ -107,7 +107,7 @@ def find_files(model: Path, vocabularies: Sequence[str] | None) -> MarianFiles:
         if not isinstance(named, list) or not named:
             raise InputError(f"{config}: it names no vocabs: set vocabularies=[source.spm,target.spm]")
         # By the last part of its name: what lies beside the model is its vocabulary, wherever it was trained.
-        vocabularies = [str(model.with_name(os.path.basename(name) or ".")) for name in named]
+        vocabularies = [str(model.parent / os.path.basename(name)) for name in named]
     if not 1 <= len(vocabularies) <= 2:
         raise InputError(f"{model}: {len(vocabularies)} vocabularies: a model here has one, or one for each language")
     source, target = vocabularies[0], vocabularies[-1]
@@ -380,7 +380,7 @@ def _array_of(data: bytes, name: str) -> Array:
     if dtype.hasobject or dtype.kind not in "fiu":
         raise ValueError(f"{name!a:.80} is an array of {dtype}, and Marian's are of numbers")
     rest = len(data) - content.tell()
-    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != rest:
+    if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != rest:
         raise ValueError(f"{name!a:.80} is {shape} of {dtype}, and has {rest} bytes")
     flat = np.frombuffer(data, dtype, offset=content.tell()).astype(dtype.newbyteorder("="))
     return flat.reshape(shape, order="F" if is_fortran else "C")

@@ -9,6 +9,7 @@ run_path       what `run_dir` names -> the run directory to read; of a run on th
 
 import hashlib
 import logging
+import os
 import platform
 import re
 import secrets
@@ -79,7 +80,7 @@ class _Place:
     def files(self) -> dict[str, Path]:
         """The files of the model that are there, by name."""
         paths = [self.folder / name for name in FILES] if self.npz is None else self.npz.paths
-        return {path.name: path for path in paths if path.is_file()}
+        return {path.name: path for path in paths if os.path.isfile(path)}  # a name may be too long
 
 
 def import_model(
