@@ -31,6 +31,7 @@ from transformer.config.jobs import (
     ScoreJob,
     TrainJob,
     TranslateJob,
+    checked,
 )
 from transformer.config.keys import did_you_mean, leaves, own_text, shipped
 from transformer.config.primitives import to_json
@@ -96,7 +97,7 @@ def run(job: Job) -> Any:
     """
     for row in COMMANDS.values():
         if row.job is type(job):
-            return _find(row, job)
+            return _find(row, checked(row.job, job))  # whose fields may have been changed since
     raise InputError(f"a {type(job).__name__:.80} is the job of no command: transformer.compose makes one")
 
 

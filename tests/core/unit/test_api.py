@@ -520,6 +520,14 @@ def test_run_does_what_commands_do_and_returns_what_they_find(
         transformer.run("train")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [math.nan, 1j, {1: 2}, b"out", "\ud800", None])
+def test_run_checks_a_job_that_was_changed_again(run_dir: Path, value: object) -> None:
+    job = transformer.compose("translate", [f"run_dir={run_dir}"])
+    job.run_dir = value  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"run_dir"):
+        transformer.run(job)
+
+
 @pytest.mark.plugins
 def test_run_returns_what_a_tool_finds(run_dir: Path) -> None:
     summary = transformer.run(transformer.compose("summary", [f"run={run_dir}"]))
