@@ -62,6 +62,7 @@ from transformer.files import (
     MANIFEST,
     build,
     encode_json,
+    list_names,
     parse_json,
     read_json,
     remove,
@@ -357,3 +358,19 @@ def retire_parts(folder: Path, name: str) -> None:
     with suppress(StorageError):
         write_json(folder / JOINED, {"store": name})
         clear(folder, lambda path: path.name != JOINED)
+
+
+def retire_rest(folder: Path, name: str) -> None:
+    """Retire the parts of the prepared corpus of this name: who joined them may have been killed before it had."""
+    with suppress(InputError, StorageError):
+        if list_names(folder) in ([], [JOINED]):
+            return
+        if _joined_store(folder) == name or _are_complete(folder, name):
+            retire_parts(folder, name)
+
+
+def _are_complete(folder: Path, name: str) -> bool:
+    """Whether all parts of this prepared corpus are there, so that nobody works on them. Raises InputError."""
+    plan = _read_plan(folder)
+    is_of_name = plan.digests.of_text.startswith(name)
+    return is_of_name and all((folder / str(number)).is_dir() for number in range(plan.parts))

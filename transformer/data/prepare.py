@@ -24,7 +24,7 @@ from transformer.config.jobs import TrainJob
 from transformer.config.settings import DataConfig
 from transformer.data.building import Built, build, open_built
 from transformer.data.corpus import Pair
-from transformer.data.parts import folder_of, is_begun, join_parts, retire_parts
+from transformer.data.parts import folder_of, is_begun, join_parts, retire_parts, retire_rest
 from transformer.data.report import DataReport, PairCounts, SetReport
 from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.screening import screen
@@ -194,13 +194,15 @@ def _open_or_build(path: Path, corpus: TrainingText) -> Built:
 
     Another process may have built it by the time that this one has the lock; then that one is opened.
     """
+    parts = folder_of(corpus, path.parent)
     try:
         if os.path.exists(path):
-            return open_built(path)
+            built = open_built(path)
+            retire_rest(parts, path.name)
+            return built
     except InputError as error:
         log.warning("%s; it is built again", error)
 
-    parts = folder_of(corpus, path.parent)
     is_in_parts = is_begun(parts)
     screened = None if is_in_parts else screen(corpus)
     try:

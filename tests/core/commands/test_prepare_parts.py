@@ -208,6 +208,29 @@ def test_prepare_takes_nothing_twice(job: TrainJob, monkeypatch: pytest.MonkeyPa
     assert [path.name for path in folder.iterdir()] == ["joined.json"]
 
 
+@pytest.mark.parametrize("step", ["transformer.data.prepare.retire_parts", "transformer.data.parts.clear"])
+def test_prepare_clears_the_parts_that_a_kill_left(job: TrainJob, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of who joined them, before or while it cleared. Those of other text stay."""
+    for number in (0, 1):
+        part(job, number, 2)
+    folder = parts_folder(job)
+    monkeypatch.setattr(step, lambda *_: None)
+    prepare(job)
+    monkeypatch.undo()
+    assert (folder / "0").is_dir()
+    prepare(job)
+    assert [path.name for path in folder.iterdir()] == ["joined.json"]
+
+    source = Path(str(job.data.train.src))
+    text = source.read_bytes()
+    source.write_bytes(text[::-1].lstrip(b"\n") + b"\n")  # of the same size, hence in the same folder
+    for number in (0, 1):
+        part(job, number, 2)
+    source.write_bytes(text)
+    prepare(job)
+    assert {"0", "1", "plan"} <= {path.name for path in folder.iterdir()}
+
+
 # ---- what is missing, and what has changed --------------------------------------------------------------------------
 
 
