@@ -94,7 +94,7 @@ def _csv_rows(path: Path) -> Rows:
     """Rows of CSV. Raises InputError for quotation marks that are none."""
     with closing(read_lines(path)) as lines:
         head = list(islice(lines, _SAMPLE))
-        first = re.fullmatch("sep=(.)", head[0]) if head else None  # which Excel reads, and writes
+        first = re.fullmatch('sep=([^"\r])', head[0]) if head else None  # which Excel reads, and writes
         delimiter = _delimiter(head) if first is None else first[1]
         reader = csv.reader((f"{line}\n" for line in chain(head, lines)), delimiter=delimiter, strict=True)
         number = 1
