@@ -155,7 +155,8 @@ def open_text(path: Path) -> io.BufferedReader:
     """
     file = open_bytes(path, _BUFFER)
     try:
-        is_utf16 = file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        start = file.peek(4)[:4]  # of UTF-32, which is no text here, it begins alike
+        is_utf16 = start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and start != codecs.BOM_UTF32_LE
     except BaseException:
         file.close()
         raise

@@ -205,6 +205,7 @@ def test_read_table_of_csv_looks_at_its_first_lines_only(tmp_path: Path) -> None
         ("en;de\nä;ö\nü".encode("utf-16")[:-1], ":3: not UTF-16, as which it begins: save the file again"),
         ('sep="\nen,de\na,b\n', ":1: no column 'en' in the first row, which has 'sep=\"': "),  # Python 3.13 refuses
         ("sep=\r\r\nen,de\na,b\n", ":1: no column 'en' in the first row, which has 'sep='"),
+        ("en,de\na,b".encode("utf-32"), ":1: not UTF-8: byte 1 of the line is 0xff: "),
         (b"\xff\xfee\0n\0\n\0\x00\xd8a\0", ":2: not UTF-16, as which it begins: save the file again"),
     ],
 )
