@@ -96,13 +96,14 @@ class TrainJob(Job):
 
     run_dir: str = option(
         "runs/base",
-        "directory of everything about the run; the same command again resumes it",
+        "directory that holds all of the run; the same command resumes it",
         on_resume=OnResume.allow,
     )
     init_from: str | None = option(
         None,
-        "begin with the model and the tokenizer of this run directory, of one checkpoint in it, or of a published one: "
-        "a folder of Hugging Face's Marian, or hf:OWNER/NAME[@REVISION] (model.* is then the source's, but dropout)",
+        "begin with the model and the tokenizer of this run directory, of one checkpoint in it, or of a published "
+        "model: a folder of Hugging Face's Marian, or hf:OWNER/NAME[@REVISION] (model.* is then that model's, except "
+        "dropout and max_positions)",
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -178,8 +179,9 @@ class PrepareJob(TrainJob):
 
     part: str | None = option(
         None,
-        "encode one part of the corpus, of 0/N to N-1/N, each a command of its own, anywhere that shares the disk: 0 "
-        "first, which trains the tokenizer; one that comes too early ends with 75; without part, all are put together",
+        "encode one part of the corpus, 0/N to N-1/N, each with a command of its own, on any machine that shares the "
+        "disk; 0/N goes first and trains the tokenizer; a part that comes too early ends with status 75; without "
+        "part, all are joined",
     )
 
     def __post_init__(self) -> None:
@@ -225,8 +227,8 @@ class TranslateJob(DecodeJob):
     )
     output: str | None = option(
         None,
-        "the file to write, compressed by its name (.gz, .zst, ...): complete or not there, and the same command goes "
-        "on where it was stopped (null: standard output)",
+        "the file to write, compressed by its name (.gz, .zst, ...); it is complete or absent, and the same command "
+        "resumes where it stopped (null: standard output)",
     )
     strict: bool = option(
         False,
@@ -247,8 +249,8 @@ class TranslateJob(DecodeJob):
     n_best: int = option(1, "translations of each line, the best first (at most search.beam_size), or samples")
     rerank: Rerank | None = option(
         None,
-        "put first what has the most in common with the other translations of its line, by chrF or by BLEU (minimum "
-        "Bayes risk; the others are the best of the search, or samples; jsonl adds expected_score)",
+        "print first the translation that has the most in common with the others of its line, by chrF or by BLEU "
+        "(minimum Bayes risk; it compares the best of the search, or samples; jsonl adds expected_score)",
     )
     candidates: int | None = option(
         None,
@@ -256,9 +258,9 @@ class TranslateJob(DecodeJob):
     )
     keep: float | None = option(
         None,
-        "write pairs to train on: into output, a .tsv or .jsonl with a column for each language, this share of the "
-        "lines, those whose translations have the best log-probability a piece, of those that are complete, of usual "
-        "length, neither copies nor loops (null: translations, line for line)",
+        "write pairs to train on into output, a .tsv or .jsonl with a column for each language: of the translations "
+        "that are complete, of usual length and neither copies nor loops, this share, with the best log-probability "
+        "per piece (null: translations, line for line)",
     )
     align: bool = option(
         False,
@@ -337,8 +339,8 @@ class ScoreJob(DecodeJob):
     tgt: str | None = option(None, "their translations, line for line (null: standard input, `source TAB target`)")
     output: str | None = option(
         None,
-        "the file to write, compressed by its name (.gz, .zst, ...): complete or not there, and the same command goes "
-        "on where it was stopped (null: standard output)",
+        "the file to write, compressed by its name (.gz, .zst, ...); it is complete or absent, and the same command "
+        "resumes where it stopped (null: standard output)",
     )
     ensemble: list[str] = option([], "other runs with the same tokenizer: average the probabilities of all models")
     tag: str | None = option(
@@ -389,7 +391,7 @@ class EvaluateJob(DecodeJob):
         None, "how BLEU splits text into words, by sacreBLEU's names (null: as the run, else by the language)"
     )
     lowercase: bool = option(False, "score without regard to case")
-    scores: list[str] = option([], "scores of other installed packages, beside the package's own and the run's")
+    scores: list[str] = option([], "scores of other installed packages, in addition to this package's and the run's")
     paper_bleu: bool = option(
         False, "also print BLEU as papers count it: Moses' tokens, words split at hyphens, not smoothed"
     )
@@ -401,7 +403,7 @@ class EvaluateJob(DecodeJob):
         metadata={"help": "the command of an external judge, with {src}, {hyp}, {ref} and {out}: see docs/judges.md"},
     )
     scorers: str | None = option(None, "a YAML file with a line `NAME: COMMAND` for each of several judges")
-    scorer_seconds: float = option(3600.0, "a judge that takes longer is ended, and its scores are missing")
+    scorer_seconds: float = option(3600.0, "seconds after which a judge is stopped; its scores are then missing")
     sweep: SweepConfig = field(default_factory=SweepConfig)
 
     def __post_init__(self) -> None:
@@ -453,9 +455,11 @@ class AverageJob(Job):
     run_dir: str = option("runs/demo", "a directory that `train` made")
     last: int | None = option(
         None,
-        "average the last so many checkpoints that were due by train.save_every (null: the run's train.average)",
+        "average this many checkpoints, the last that were due by train.save_every (null: the run's train.average)",
     )
-    best: int | None = option(None, "instead, how many of the best validated ones that are kept (train.keep_best)")
+    best: int | None = option(
+        None, "instead, average this many of the kept checkpoints with the best validations (train.keep_best)"
+    )
     format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:

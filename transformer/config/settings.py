@@ -339,19 +339,19 @@ class ModelConfig:
     )
     positions: Positions = option(
         Positions.sinusoidal,
-        "fixed sinusoids, those of Marian, whose frequencies are a little lower (to=marian needs them), or learned "
-        "positions",
+        "the paper's sinusoids; those of Marian, whose frequencies are a little lower (to=marian needs them); or "
+        "learned positions",
     )
     max_positions: int = option(1024, "the longest sentence of the model, in pieces, EOS counted")
     start: Start = option(
         Start.learned,
-        "what the decoder reads first: the learned embedding of <s>, or zeros, as in Marian (to=marian needs them); "
-        "<s> and <pad> have no probability then",
+        "what the decoder reads first: the learned embedding of <s>, or zeros, as in Marian (to=marian needs them; "
+        "<s> and <pad> then have no probability)",
     )
     tie_embeddings: bool = option(
         True,
-        "one matrix for both embeddings and the output projection (paper, section 3.4); with a vocabulary for each "
-        "language, one for the target's embedding and the output",
+        "share one matrix between both embeddings and the output projection (paper, section 3.4); with a vocabulary "
+        "for each language, between the target's embedding and the output",
     )
 
     def __post_init__(self) -> None:
@@ -418,13 +418,13 @@ class PairConfig:
     tag: str | None = option(None, "a word in front of each source, such as <bt> or <2de> (null: none)")
     augment: str | None = option(
         None,
-        "of a development or test set: change every pair, to see what that costs: upper, title, unmarked (no final "
-        "mark), typos, noise, or mixed, one of the first four (null: as it is)",
+        "development and test sets only: change every pair, to see what that costs: upper, title, unmarked (no final "
+        "punctuation), typos, noise, or mixed, one of the first four (null: no change)",
         on_resume=OnResume.allow,
     )
     tgt_lang: str | None = option(
         None,
-        "language of the targets, where it is not that of the run: it decides how a set is scored (null: the run's)",
+        "language of the targets, if it is not the run's; it decides how a set is scored (null: the run's)",
         on_resume=OnResume.allow,
     )
 
@@ -475,7 +475,7 @@ class DataConfig:
     )
     scores: list[str] = option(
         [],
-        "scores of other installed packages, or paper_bleu, of the test sets, beside those of every training",
+        "more scores for the test sets: paper_bleu, or scores of other installed packages",
         on_resume=OnResume.allow,
     )
     root: str = option(
@@ -487,8 +487,8 @@ class DataConfig:
     extra: dict[str, ExtraConfig] = field(default_factory=dict, metadata={"help": "more training pairs: "})
     temperature: float | None = option(
         None,
-        "weigh the training sets by their sizes, beside their own weights: an epoch has pairs of a set in proportion "
-        "to its size to the power 1 / temperature (1: as they are; 5: small sets much more often; null: as they are)",
+        "balance the training sets, in addition to their own weights: a set's share of an epoch is in proportion to "
+        "its size to the power 1 / temperature (null or 1: as they are; 5: small sets come much more often)",
     )
     filter: FilterConfig = field(default_factory=FilterConfig)
     check: bool = option(
@@ -558,8 +558,8 @@ class TargetTokenizerConfig:
     )
     vocab_size: int | None = option(
         None,
-        "give the target a vocabulary of its own, of this many pieces, as any key of tokenizer.target does (null: "
-        "tokenizer.vocab_size; all of them null: one vocabulary for both languages)",
+        "give the target a vocabulary of its own, of this many pieces; any key of tokenizer.target gives it one "
+        "(null: tokenizer.vocab_size; all of them null: one vocabulary for both languages)",
     )
     normalization: Normalization | None = option(
         None, "tokenizer.normalization of the target's own vocabulary (null: the same)"
@@ -632,11 +632,13 @@ def _check_tokenizer(config: TokenizerConfig | TargetTokenizerConfig, prefix: st
 class AugmentConfig:
     """Which share of the pairs each epoch changes, and how; one change after the other (not in the paper)."""
 
-    unmarked: float = option(0.0, "share of the pairs that lose the marks at the ends of both sides, in every epoch")
+    unmarked: float = option(0.0, "share of the pairs that lose the final punctuation of both sides, in every epoch")
     typos: float = option(0.0, "share of the pairs whose sources have misspelt words, in every epoch")
-    title: float = option(0.0, "share of the pairs with a capital at each word of both sides, in every epoch")
+    title: float = option(0.0, "share of the pairs whose words all begin with a capital on both sides, in every epoch")
     upper: float = option(0.0, "share of the pairs in capitals on both sides, in every epoch")
-    noise: float = option(0.0, "share of the pairs that are noise, the same on both sides, in every epoch")
+    noise: float = option(
+        0.0, "share of the pairs that become random characters, the same on both sides, in every epoch"
+    )
 
     def __post_init__(self) -> None:
         for name, rate in vars(self).items():
@@ -671,7 +673,7 @@ class TrainConfig:
     learning_rate: float | None = option(
         None, "peak of the learning rate (null: learning_rate_scale times the peak of the paper's equation 3)"
     )
-    learning_rate_scale: float = option(1.0, "where learning_rate is null: this many times the peak of equation 3")
+    learning_rate_scale: float = option(1.0, "if learning_rate is null, the peak is this many times that of equation 3")
     warmup_steps: int = option(4_000, "updates until the learning rate is at its peak")
     decay: Decay = option(
         Decay.inverse_sqrt, "what the learning rate does after its peak; linear and cosine reach 0 at max_steps"
@@ -689,8 +691,8 @@ class TrainConfig:
     clip_norm: float | None = option(None, "largest gradient norm (null: no clipping, as the paper)")
     subword_sampling: float | None = option(
         None,
-        "cut text into other pieces in every epoch: with BPE, the probability of leaving out a merge each time that it "
-        "is possible (BPE-dropout; 0.15 is about SentencePiece's 0.1); with unigram, the exponent alpha (null: no)",
+        "cut text into different pieces in every epoch: with BPE, the probability of skipping a merge each time that "
+        "it is possible (BPE-dropout; 0.15 is about SentencePiece's 0.1); with unigram, the exponent alpha (null: no)",
     )
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     ema_decay: float | None = option(
@@ -724,7 +726,7 @@ class TrainConfig:
     )
     proof: bool | None = option(
         None,
-        "before the first step, compare how this device computes with the plain way, and leave what it computes wrong "
+        "before the first step, compare how this device computes with the plain way, and avoid what it computes wrong "
         "(null: on a GPU)",
         on_resume=OnResume.allow,
     )
@@ -734,7 +736,7 @@ class TrainConfig:
     threads: int | None = option(
         None, "CPU threads (null: this rank's share of the cores, OMP_NUM_THREADS at most)", on_resume=OnResume.note
     )
-    deterministic: bool = option(False, "bit-identical runs on a GPU, slower")
+    deterministic: bool = option(False, "make runs on a GPU bit-identical, but slower")
     prefetch: int = option(4, "steps that the loader prepares ahead", on_resume=OnResume.allow)
     log_every: int = option(100, "steps between log lines", on_resume=OnResume.allow)
     save_every: int = option(1_500, "steps between checkpoints", on_resume=OnResume.allow)
@@ -837,7 +839,7 @@ class SearchConfig:
     )
     cuda_graphs: bool | None = option(
         None,
-        "let a GPU replay the recorded steps of a beam search, once it is loaded from a run (null: no)",
+        "when a run is loaded to translate, let a GPU replay recorded steps of a beam search (null: no)",
         on_resume=OnResume.allow,
     )
 
@@ -902,7 +904,7 @@ class SampleConfig:
     top_p: float | None = option(
         None, "sample instead of searching, among the fewest pieces whose probabilities add up to this"
     )
-    seed: int = option(1, "with the same seed a line gets the same samples again, but for rounding (least in fp32)")
+    seed: int = option(1, "the same seed draws the same samples for a line, up to rounding (least in fp32)")
 
     def __post_init__(self) -> None:
         at_least(self, "sample.", 1, "top_k")

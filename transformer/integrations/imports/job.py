@@ -20,8 +20,8 @@ class ImportJob(Job):
 
     from_: str = option(
         "",
-        "a folder that save_pretrained of a MarianMTModel wrote, a model of the hub, as hf:OWNER/NAME[@REVISION], or a "
-        "model.npz of Marian's own",
+        "a folder that save_pretrained of a MarianMTModel wrote, a model on the hub, as hf:OWNER/NAME[@REVISION], or "
+        "Marian's own model.npz",
     )
     vocabularies: list[str] | None = option(
         None,

@@ -14,7 +14,7 @@ class PushJob(Job):
     """`transformer push`."""
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
-    repo: str = option("", "the repository of the Hugging Face hub: OWNER/NAME; made where it is not there yet")
+    repo: str = option("", "the repository on the Hugging Face hub: OWNER/NAME; created if it does not exist")
     license: str = option("", f"the licence of the model, by the hub's name: {LICENCES}, ... (yours to choose)")
     private: bool = option(True, "only you and your organisation see it; false: everybody")
     texts: bool = option(

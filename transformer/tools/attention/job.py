@@ -31,8 +31,8 @@ class AttentionJob(DecodeJob):
     alignments: str | None = option(
         None, "with sentences: their word alignments, such as 0-0 1-2 on a line; measures the error rate of each layer"
     )
-    output: str = option("attention", "directory that the files go to")
-    format: WeightsFormat = option(WeightsFormat.json, "of the file with the weights")
+    output: str = option("attention", "directory for the files")
+    format: WeightsFormat = option(WeightsFormat.json, "format of the file with the weights")
     layers: list[int] | None = option(None, "figures of these layers only, such as 5,6, counted from 1 (null: all)")
     heads: list[int] | None = option(None, "figures of these heads only, counted from 1 (null: all)")
     word: str | None = option(None, "figures only of what this word attends to (null: of all words)")

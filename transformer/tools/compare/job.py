@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from transformer.config.jobs import Job, ScoredText, check_score_names
 from transformer.config.settings import BleuTokenizer, Format, at_least, option, require
 
-PUBLISHED = "beside the runs, a file of somebody else's translations of the test set NAME, line for line"
+PUBLISHED = "somebody else's translations of the test set NAME, to compare with the runs: a file, line for line"
 
 
 @dataclass
@@ -23,7 +23,7 @@ class CompareJob(Job):
     bleu_tokenize: BleuTokenizer | None = option(
         None, "how BLEU splits text into words, by sacreBLEU's names (null: as the first run, else by the language)"
     )
-    scores: list[str] = option([], "scores of other installed packages, beside the package's own")
+    scores: list[str] = option([], "scores of other installed packages, in addition to this package's")
     lowercase: bool = option(False, "score without regard to case")
     changed: int = option(5, "show this many of the sentences whose translations changed most")
     format: Format = option(Format.text, "text (Markdown) for people, or JSON for programs")

@@ -16,12 +16,12 @@ class ReportJob(Job):
     )
     published: dict[str, str] = field(default_factory=dict, metadata={"help": PUBLISHED})
     output: str = option("report.html", "the page to write")
-    scores: list[str] = option([], "scores of other installed packages, beside the package's own")
+    scores: list[str] = option([], "scores of other installed packages, in addition to this package's")
     samples: int = option(20, "number of sentences shown of each test set, from the best to the worst")
     checkpoints: int = option(
-        5, "number of the kept checkpoints with which to translate the dev set, for the intervals of their BLEU"
+        5, "translate the dev set with this many of the kept checkpoints, for the intervals of their BLEU"
     )
-    attention: int = option(2, "number of dev sentences in which to show who attends to whom")
+    attention: int = option(2, "number of dev sentences whose attention is shown")
     device: Device = option(Device.auto, "where to translate")
     threads: int | None = option(None, "CPU threads (null: one for each core that it may use)")
 

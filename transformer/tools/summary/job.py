@@ -13,7 +13,7 @@ class SummaryJob(TrainJob):
 
     run: str | None = option(
         None,
-        "summarise this run directory, or this run on the hub, with the speed that it had, instead of these settings",
+        "instead of these settings, summarise this run directory or run on the hub, with its measured speed",
     )
     tokens_per_second: float | None = option(None, "target tokens a second, to estimate the hours from")
     format: Format = option(Format.text, "text for people, or JSON for programs")

@@ -13,8 +13,10 @@ class VerifyJob(Job):
     """`transformer verify`."""
 
     run_dir: str = option("runs/demo", "a directory that `train` made")
-    steps: str = option("50", "train so many steps again, or up to the next mark; all: the whole run, with its scores")
-    scores: list[str] = option([], "scores of other packages that the run has, to measure them again, too")
+    steps: str = option(
+        "50", "repeat this many steps, and on to the next mark of history.json; all: the whole run, with its scores"
+    )
+    scores: list[str] = option([], "scores of other packages that the run has, to be measured again, too")
     format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
