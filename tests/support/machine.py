@@ -34,7 +34,7 @@ EXTRAS = (
         "trackio",
         "transformers",
     ),
-    *("triton", "wandb"),
+    *("triton", "wandb", "zensical"),
 )
 TIME_ZONE = "NST3:30NDT,M3.2.0,M11.1.0"  # of St. John's
 LOCALES = ("tr_TR.UTF-8", "de_DE.UTF-8", "C")  # the first that is installed

@@ -144,7 +144,9 @@ def test_compose_refuses_a_tag_by_its_key(command: str, key: str, tag: str) -> N
 
 @pytest.mark.parametrize("command", ["translate", "score", "train", "evaluate"])
 def test_help_shows_the_tag(command: str) -> None:
-    assert re.search(r"tag=null\n +.*a word in front of each (line|source), such as", enter(command, "--help").out)
+    assert re.search(
+        r"tag=null\n +.*a word in front of each (line|source), such as", enter(command, "--help", "all").out
+    )
 
 
 # ---- preparing ------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from support.corpora import (
 from support.interventions import after_each_update, before_each_pass, before_each_update, spoilt_gradients
 from support.paths import ROOT
 from support.ranks import ranks
-from transformer import distributed
+from transformer import distributed, sealed_folder
 from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import (
     DataConfig,
@@ -50,7 +50,7 @@ from transformer.config.settings import (
     SearchConfig,
     SweepConfig,
 )
-from transformer.data import store, training_text
+from transformer.data import training_text
 from transformer.decoding.translator import Translator
 from transformer.distributed import Vote, Wait, World, _summary, choose_local_device, join_world
 from transformer.errors import InputError, PeerError
@@ -330,7 +330,7 @@ def test_train_has_rank_0_alone_read_the_corpus(tmp_path: Path, corpus: DataConf
             hashed.append(path)
             return digest(path)
 
-        for module, name in (store, "digest_file"), (training_text, "digest_lines"):
+        for module, name in (sealed_folder, "digest_file"), (training_text, "digest_lines"):
             pytest.MonkeyPatch().setattr(module, name, partial(note_digest, getattr(module, name)))
         run(job(tmp_path / "a", corpus))
         texts = {corpus.train.src, corpus.train.tgt, corpus.dev.src, corpus.dev.tgt, corpus.test["test"].src}
