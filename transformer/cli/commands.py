@@ -95,8 +95,9 @@ def run(job: Job) -> Any:
     returns that the job's command names. `translate` and `score` write to `job.output`, or standard output, and return
     None. Raises TransformerError.
     """
+    kind = type(job)
     for row in COMMANDS.values():
-        if row.job is type(job):
+        if row.takes in (kind, f"{kind.__module__}:{kind.__qualname__}"):
             return _find(row, checked(row.job, job))  # whose fields may have been changed since
     raise InputError(f"a {type(job).__name__:.80} is the job of no command: transformer.compose makes one")
 
