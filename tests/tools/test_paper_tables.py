@@ -229,6 +229,12 @@ def test_table_1_refuses_what_is_for_trainings(ignored: str) -> None:
     assert (result.status, "table=1 trains nothing: leave rows and seeds out" in result.err) == (2, True)
 
 
+def test_table_job_refuses_an_output_on_the_hub() -> None:
+    """Its runs are trained there."""
+    with pytest.raises(ValueError, match=r"^output=hf:ours/table: the table and its runs are written there: name a"):
+        TableJob(output="hf:ours/table")
+
+
 def test_table_job_refuses_a_width_that_does_not_fit() -> None:
     with pytest.raises(ValueError, match="width=100 must be a multiple of 32"):
         TableJob(width=100)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformer.config.jobs import TrainJob
+from transformer.config.jobs import ON_HUB, TrainJob
 from transformer.config.settings import at_least, at_most, option, require
 from transformer.errors import InputError
 
@@ -47,6 +47,10 @@ class TableJob(TrainJob):
         at_most(self, "", 1 << 20, "width")
         last_seed = self.train.seed + self.seeds - 1
         require(last_seed < 2**63, f"train.seed={self.train.seed}: the last of seeds={self.seeds} would be too large")
+        require(
+            not (self.output or "").startswith(ON_HUB),
+            f"output={self.output}: the table and its runs are written there: name a folder of this machine",
+        )
         require(
             self.table != "1" or (self.rows is None and self.seeds == 1),
             "table=1 trains nothing: leave rows and seeds out",
