@@ -110,6 +110,12 @@ def test_multirun_says_which_run_begins_and_in_the_end_which_were_best(
         *(f"run {number} of 4: train.seed={number}" for number in range(1, 5)),
         f"{best}\nto compare all of them: transformer table 'table=my runs'",
     ]
+
+
+@pytest.mark.plugins
+def test_multirun_ends_with_a_command_that_composes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        enter("train", "-m", "experiment=small", "train.seed=1,2", "run_dir=my runs", then=returning(20.0, 10.5))
     assert composed(said(caplog)[-1].rpartition(": ")[2]).table == "my runs"
 
 
