@@ -29,7 +29,7 @@ def list_of_texts(name: str, texts: Iterable[str], *, item: str = "text") -> lis
         raise InputError(f"{name} must be a list of {item}s: for a single one, give [{item}]")
     has_order = isinstance(texts, Iterable) and not isinstance(texts, bytes | bytearray | Mapping | Set)
     if not has_order:
-        raise InputError(f"{name}={shown(texts)} must be a list of {item}s, or another iterable that has an order")
+        raise InputError(f"{name}={shown(texts)} must be a list of {item}s, or another ordered iterable")
 
     found = list(texts)
     for index, text in enumerate(found):

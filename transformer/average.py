@@ -67,7 +67,7 @@ def mean_weights(run_dir: Path, steps: Sequence[int]) -> tuple[dict[str, Tensor]
             tensors = checkpoint.weights()
             shapes = {name: tensor.shape for name, tensor in tensors.items()}
             if used and shapes != {name: total.shape for name, total in sums.items()}:
-                raise CheckpointError(f"{checkpoint.path}: holds other tensors than {used[0].path.name}")
+                raise CheckpointError(f"{checkpoint.path}: its tensors differ from those of {used[0].path.name}")
         except CheckpointError as error:
             log.warning("%s; it is left out of the average", error)
             continue
@@ -93,7 +93,7 @@ def scheduled_steps(run_dir: Path, *, save_every: int, last: int) -> list[int]:
     scheduled = [step for step in steps if step % save_every == 0 or step == steps[-1]][-last:]
     due = min(last, math.ceil(steps[-1] / save_every)) if steps else 0
     if len(scheduled) < due:
-        log.warning("%d checkpoints were to be averaged, and %d are there (train.keep_last)", due, len(scheduled))
+        log.warning("%d checkpoints should be averaged, but only %d exist (see train.keep_last)", due, len(scheduled))
     return scheduled
 
 
@@ -134,7 +134,7 @@ def best_kept_steps(run_dir: Path, progress: Progress, *, metric: Metric, count:
             count,
         )
     elif len(kept) < count:
-        log.warning("only %d checkpoints are validated and there, not %d: see train.validate_every", len(kept), count)
+        log.warning("only %d validated checkpoints exist, not %d: see train.validate_every", len(kept), count)
     return sorted(kept[:count])
 
 

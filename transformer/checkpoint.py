@@ -1,4 +1,4 @@
-"""Checkpoints: commit, rotate, find the one that is meant, load and verify.
+"""Checkpoints: commit, rotate, find, load and verify.
 
     checkpoints/step-00001200/  {model,optimizer,ema}.safetensors  config.json  state.json  MANIFEST.json
 
@@ -67,7 +67,7 @@ from transformer.sealed_folder import Listing, SealedFolder, open_sealed, seal
 T = TypeVar("T")
 
 DAMAGED = ".bad-"  # begins the name of a damaged checkpoint
-SHOWN_RUNS = 5  # in an error that names those which are there
+SHOWN_RUNS = 5  # at most, in an error that lists existing runs
 ATTEMPTS = 3  # to write a checkpoint: a network disk may fail once
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # types that weights may have
@@ -99,7 +99,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """The step after which it was committed; of an average, the one that it stands for."""
+        """The step after which it was committed; for an average, the step of the run that it stands for."""
         return self.manifest.step
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -150,7 +150,7 @@ class Checkpoint:
         try:
             state = from_json(CheckpointState, self.state, complete=True)
             if state.training is not None and state.training.progress.step != self.step:
-                raise ValueError(f"it is of step {state.training.progress.step}")
+                raise ValueError(f"it belongs to step {state.training.progress.step}")
             return state
         except ValueError as error:
             raise CheckpointError(f"{self.path / STATE}: not the state of a run: {error}") from None
@@ -255,7 +255,7 @@ def _to_bytes(group: Mapping[str, Tensor]) -> bytes:
 
 
 def _publish(temporary: Path, target: Path) -> None:
-    """Give a complete directory its name. An equal one already there stays, any other makes way."""
+    """Give a complete directory its name. An equal one already there stays; any other is replaced."""
     old = target.with_name(f"{REPLACED}{target.name}")
     if not (os.path.lexists(target) and _is_equal(temporary, target)):
         try:
@@ -311,7 +311,7 @@ def _set_aside(path: Path) -> None:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a directory looks like a checkpoint; nothing is verified."""
-    return os.path.exists(path / MANIFEST)  # which no name is too long for
+    return os.path.exists(path / MANIFEST)  # unlike Path's, never fails on a long name
 
 
 def newest(run_dir: Path, load: Callable[[Path], Checkpoint] | None = None) -> Checkpoint | None:
@@ -338,7 +338,7 @@ def newest(run_dir: Path, load: Callable[[Path], Checkpoint] | None = None) -> C
                 _set_aside(damaged_path)
         return checkpoint
 
-    # None is sound. Those that were set aside earlier count, too: a run with such must not start afresh by itself.
+    # None is sound. Count those set aside earlier, too: a run that has any must not silently start afresh.
     failures = [str(error) for error in damaged.values()]
     failures = failures or [name for name in list_names(run.checkpoints) if DAMAGED in name]
     if failures:
@@ -367,7 +367,7 @@ def find_checkpoint(run_dir: Path, name: str) -> Checkpoint:
 
     Raises InputError where there is none of that name, CheckpointError where it is damaged.
     """
-    if not os.path.isdir(run_dir):  # which no name is too long for
+    if not os.path.isdir(run_dir):  # unlike Path's, never fails on a long name
         raise InputError(f"{run_dir}: no such run directory; {_others(run_dir)}")
     if is_checkpoint(run_dir):
         _refuse_checkpoint(run_dir)
@@ -394,7 +394,7 @@ def _made_by(run_dir: Path) -> str:
 
 
 def _others(run_dir: Path) -> str:
-    """The runs that are beside one that is not there, newest first; how one is made where there are none."""
+    """For a missing run: the runs beside it, newest first; if there are none, how to make one."""
     beside = [path for path in run_dir.parent.glob("*") if os.path.exists(RunDir(path).record)]
     beside.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     if not beside:
@@ -404,7 +404,7 @@ def _others(run_dir: Path) -> str:
 
 
 def _refuse_checkpoint(path: Path) -> None:
-    """Raise InputError, with what to type, where a checkpoint of a run is named in the place of the run."""
+    """Raise InputError, with what to type, if a checkpoint is named instead of its run."""
     step = step_of(path.name)
     run, name = (path.parent, path.name) if step is None else (path.parent.parent, f"{STEP_PREFIX}{step}")
     if os.path.exists(RunDir(run).record):
@@ -417,7 +417,7 @@ def _typed(run_dir: Path) -> str:
 
 
 def _find_averaged(run_dir: Path, name: str) -> Checkpoint | None:
-    """The average, where it is asked for; under `auto` only while no later checkpoint has made it out of date."""
+    """The average, if it is asked for; under `auto`, only if no checkpoint is newer."""
     path = RunDir(run_dir).averaged
     if name == "averaged":
         if not path.is_dir():
@@ -463,12 +463,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The same, but for the digests of its tensors, which are verified when they are read."""
+    """As `load_checkpoint`, but tensors are verified only when they are read."""
     return _load(path, verifies_tensors=False)
 
 
 def load_weights(path: Path) -> Checkpoint:
-    """The same, with its weights read."""
+    """As `load_checkpoint`, with the weights read."""
     checkpoint = open_checkpoint(path)
     return replace(checkpoint, read=checkpoint.tensors(checkpoint.weights_name))
 

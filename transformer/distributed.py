@@ -53,7 +53,7 @@ class _NoAnswer(PeerError):
 
 @dataclass(frozen=True)
 class World:
-    """This process among its peers."""
+    """One rank: this process, and its messages to the others."""
 
     rank: int
     size: int
@@ -151,9 +151,9 @@ class World:
 
     @contextmanager
     def threads_of(self, busy: Collection[int]) -> Iterator[None]:
-        """A context in which only the `busy` ranks compute: they have torch's threads of all ranks of their machine.
+        """A context in which only the `busy` ranks compute, with the torch threads of all ranks of their machine.
 
-        They have no more than its cores, unless they had. Raises StorageError where the system starts no more threads.
+        There are never more threads than cores, unless there were before. Raises StorageError if none can be started.
         """
         first = self.rank - int(os.environ.get("LOCAL_RANK", "0"))
         neighbours = range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -232,7 +232,7 @@ def world_size() -> int:
     """How many processes torchrun started; 1 without it. Raises InputError where another launcher says no number."""
     size = os.environ.get("WORLD_SIZE") or "1"
     if not size.isdecimal():
-        raise InputError(f"WORLD_SIZE={size}: how many processes there are: a whole number")
+        raise InputError(f"WORLD_SIZE={size}: must be the number of processes, a whole number")
     return int(size)
 
 
@@ -344,12 +344,14 @@ def _meeting() -> Iterator[None]:
         yield
     except ValueError as error:
         remedy = "each process needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-        raise InputError(f"what starts the ranks is not torchrun, and forgot something ({error}): {remedy}") from error
+        raise InputError(
+            f"the ranks were not started by torchrun, and a setting is missing ({error}): {remedy}"
+        ) from error
     except RuntimeError as error:
         if dist.is_initialized():
             dist.destroy_process_group()
         remedy = "check MASTER_ADDR, MASTER_PORT and the network"
-        raise PeerError(f"the ranks do not find each other ({_summary(error)}): {remedy}") from error
+        raise PeerError(f"the ranks cannot reach each other ({_summary(error)}): {remedy}") from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which ranks are alive, and the end of a rank that has lost another one, or its launcher.
+"""Which ranks are alive; and how a rank ends that has lost another one, or its launcher.
 
 Beside every rank runs a thread, the watch. Twice a second it looks into the key-value store in which the ranks found
 each other (torchrun's, or that of rank 0):
@@ -174,8 +174,8 @@ def meeting_in_time() -> Iterator[None]:
 
     def say() -> None:
         log.warning(
-            "rank %s of %s still waits for the others: it gives up after %g seconds; look whether one has died, or was "
-            "not started",
+            "rank %s of %s is still waiting for the others, and gives up after %g seconds: check whether one "
+            "died or was never started",
             os.environ.get("RANK", "?"),
             os.environ.get("WORLD_SIZE", "?"),
             MEETING_SECONDS,

@@ -60,8 +60,8 @@ def resolve_threads(threads: int | None) -> int:
         threads = min(share, _threads_in_environment() or share)
     if threads > most_threads():
         raise InputError(
-            f"{threads} threads are more than {MOST_THREADS_A_CORE} times the {cores()} cores that this process may "
-            f"use: set {most_threads()} at most, or null for one each"
+            f"{threads} threads are more than {MOST_THREADS_A_CORE} times the {cores()} cores that this process "
+            f"may use: set {most_threads()} at most, or null for one per core"
         )
     _try_threads(2 * threads + OTHER_THREADS)  # those of OpenMP, and as many that share its work
     return threads

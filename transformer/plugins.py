@@ -338,7 +338,7 @@ def find(kind: Literal["lines"], name: Literal["keep"]) -> "Callable[[TranslateJ
 @overload
 def find(kind: Literal["command"], name: str) -> Command: ...
 def find(kind: Kind, name: str) -> Any:
-    """The plug-in of a kind. Raises InputError, with what is to be installed or named, where it cannot be had."""
+    """The plug-in of a kind. Raises InputError, with what to install or to name, if it is not available."""
     if name in OWN[kind]:
         return load(OWN[kind][name])
 
@@ -347,8 +347,8 @@ def find(kind: Kind, name: str) -> Any:
         raise InputError(f"no {kind} is called {name!r:.80}: install the package that has it")
     if not is_allowed(kind, name):
         raise InputError(
-            f"the {kind} {name} is of the package {_package_of(entry)}, and not asked for here: name it on the command "
-            f"line, or call transformer.plugins.allow({name!r})"
+            f"the {kind} {name} comes with the package {_package_of(entry)}, but is not enabled here: name it on "
+            f"the command line, or call transformer.plugins.allow({name!r})"
         )
     try:
         return entry.load()

@@ -278,7 +278,9 @@ def check_no_run(path: Path, *, key: str) -> None:
     """Raise InputError for a file in a run directory: what came with a run is never run as a command."""
     for folder in path.resolve().parents:
         if RunDir(folder).record.exists():
-            raise InputError(f"{key}={path}: a file in the run directory {folder}: copy it out, and read it first")
+            raise InputError(
+                f"{key}={path}: this file came with the run directory {folder}: read it, then copy it elsewhere"
+            )
 
 
 def _read(path: Path, kind: type[T], *, version: int | None = None, complete: bool = True) -> T:

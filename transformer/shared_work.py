@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def seal_of(work: object, data: bytes = b"") -> str:
-    """By which a piece says that it is whole, and of which work: of `work`, as JSON, and of what came of it."""
+    """The seal of a piece, which shows that it is whole and of which work: a digest of `work` as JSON, and `data`."""
     digest = hashlib.sha256(json.dumps(work, sort_keys=True).encode())
     digest.update(data)
     return digest.hexdigest()
@@ -49,7 +49,7 @@ def opened(folder: Path, begin: Callable[[], None]) -> Iterator["SharedWork"]:
         with suppress(FileExistsError):
             make_directories(folder)
         if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
-            raise InputError(f"{folder}: not a folder, where what is done is to be kept: remove it")
+            raise InputError(f"{folder}: not a folder, but finished work is to be kept there: remove it")
         try:
             claims = open_lock(folder / CLAIMS)
         except FileNotFoundError:  # another process has finished meanwhile

@@ -126,7 +126,7 @@ def test_evaluate_shows_judges_to_people_and_keeps_what_is_about_the_run_s_own_t
     overrides = ("run_dir=b", "search.max_extra=1", f"scorer.overlap={command}")
     assert printed(capsys, "evaluate", *overrides)["test_sets"]["test"]["judges"]["overlap"]["segments"]
     assert not (runs / "b" / "judges" / "test.overlap.json").exists()
-    assert "test: what the judges say is not kept: the run's own translations are others" in caplog.text
+    assert "test: the judges' scores are not kept: the run's own translations are different" in caplog.text
 
 
 def test_evaluate_keeps_the_other_scores_where_a_judge_fails(
@@ -162,7 +162,9 @@ def test_evaluate_takes_judges_from_a_file_of_the_user_s_own(
     Path("b", "judges.yaml").write_text(text, encoding="utf-8")
     Path("link.yaml").symlink_to(Path("b", "judges.yaml").absolute())
     for name in ("b/judges.yaml", "link.yaml"):
-        with pytest.raises(InputError, match=r"a file in the run directory .*: copy it out, and read it first"):
+        with pytest.raises(
+            InputError, match=r"this file came with the run directory .*: read it, then copy it elsewhere"
+        ):
             printed(capsys, "evaluate", "run_dir=a", f"scorers={name}")
     for content in ("- x\n", "a: [b]\n", "a/b: c\n", "", ": : :\n"):
         Path("judges.yaml").write_text(content, encoding="utf-8")

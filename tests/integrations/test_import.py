@@ -238,7 +238,7 @@ def test_import_names_what_changes_their_translations_and_is_not_done(
     read_marian(folder)
     (said,) = caplog.messages
     assert said == (
-        f"{folder / name}: translations will differ where these count, which are not done here: bad_words_ids, "
+        f"{folder / name}: these settings are not supported here, so translations may differ: bad_words_ids, "
         "do_sample, min_length, no_repeat_ngram_size, repetition_penalty, suppress_tokens"
     )
 
@@ -386,7 +386,7 @@ def test_import_makes_a_run_that_every_command_takes(
     assert exported.parity.bound == 1e-9
     assert exported.parity.cut_alike == exported.parity.sentences
     assert (tmp_path / "back" / "source.spm").read_bytes() == (folder / "source.spm").read_bytes()
-    with pytest.raises(InputError, match="to=onnx: the ids of this run's pieces are those of a list"):
+    with pytest.raises(InputError, match="to=onnx: this run takes its ids from a list of pieces"):
         export(ExportJob(run_dir=str(run_dir), to=Target.onnx, output=str(tmp_path / "onnx"), src=pair.src))
     with pytest.raises(InputError, match=r"model\.positions=sinusoidal: Marian's sinusoids have other frequencies"):
         export(ExportJob(run_dir=str(run_dir), to=Target.marian, output=str(tmp_path / "marian"), src=pair.src))
@@ -566,19 +566,19 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         "config.json: model.d_model=16 is not a multiple of model.n_heads=3",
     ),
     "a text for a number": (with_config(d_model="16"), "config.json: d_model='16': not a whole number"),
-    "no configuration": (without("config.json"), "config.json: not there: a folder that `save_pretrained`"),
+    "no configuration": (without("config.json"), "config.json: missing: MarianMTModel.save_pretrained writes it"),
     "no JSON": (with_text("config.json", "{"), "config.json: not JSON: "),
-    "no vocabulary": (without("vocab.json"), "vocab.json: not there"),
+    "no vocabulary": (without("vocab.json"), "vocab.json: missing"),
     "no pieces": (without("source.spm"), "source.spm: cannot be read (No such file or directory)"),
     "bad pieces": (with_text("target.spm", "none"), "target.spm: not a SentencePiece model"),
     "no weights": (without("model.safetensors"), "neither model.safetensors nor pytorch_model.bin"),
     "damaged weights": (with_text("model.safetensors", "none"), "model.safetensors: not a safetensors file: "),
     "a pickle": (with_a_pickle, "pytorch_model.bin: a pickle that torch's weights-only loader does not read"),
     "a size that does not fit": (with_config(vocab_size=50, decoder_vocab_size=50), "vocab.json: it has "),
-    "another end": (with_config(eos_token_id=1), "vocab.json: </s> is 0, and eos_token_id of config.json is 1"),
+    "another end": (with_config(eos_token_id=1), "vocab.json: </s> is 0, but eos_token_id of config.json is 1"),
     "a start that is the end": (
         with_config(decoder_start_token_id=0),
-        "vocab.json: decoder_start_token_id=0 of config.json is no piece of its own here",
+        "vocab.json: decoder_start_token_id=0 of config.json is not a piece of its own here",
     ),
     "more layers": (with_config(encoder_layers=3), "model.encoder.layers.2.self_attn.q_proj.weight is missing"),
     "very many layers": (with_config(encoder_layers=10**9), "fewer layers than config.json asks for"),
@@ -697,14 +697,14 @@ def test_import_asks_for_languages_that_nobody_names(saved: Saved, tmp_path: Pat
 def test_train_refuses_an_imported_run_as_its_own(saved: Saved, tmp_path: Path) -> None:
     run_dir = shutil.copytree(saved("OPUS-MT")[2], tmp_path / "run")
     before = (run_dir / "averaged" / "model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="a model that a start would remove: train with init_from="):
+    with pytest.raises(InputError, match="a new start would remove the averaged model: train with init_from="):
         run(tiny_job(run_dir, write_corpus(tmp_path / "corpus")))
     assert (run_dir / "averaged" / "model.safetensors").read_bytes() == before
 
 
 def test_replay_of_an_imported_run_is_refused(saved: Saved) -> None:
     _, _, run_dir = saved("OPUS-MT")
-    with pytest.raises(InputError, match="an imported model, of whose training nothing is here"):
+    with pytest.raises(InputError, match="an imported model, without a record of its training"):
         replay(ReplayJob(run_dir=str(run_dir)))
 
 

@@ -115,7 +115,7 @@ def test_import_of_a_pre_norm_model_scores_as_marian_does(
     translator = imported(model, tmp_path / "run", vocabularies=vocabularies)
     config = translator.model.config
     assert (config.norm, config.start, config.positions) == (Norm.pre, Start.zeros, Positions.marian)
-    assert "marian-decoder 1.12 computes something else" in caplog.text
+    assert "marian-decoder 1.12 differs" in caplog.text
     for one in SCORES["prenorm"]:
         [scored] = translator.score([one["source"]], [one["target"]])
         np.testing.assert_allclose(scored.piece_log_probs, one["scores"], rtol=0, atol=1e-4)
@@ -290,11 +290,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a setting twice": (with_setting("new", "1\nnew: 2"), "special:model.yml: line "),
     "settings of numbers": (
         set_to(SETTINGS, np.zeros(4, np.float32)),
-        "special:model.yml: it has 4 numbers of type float32",
+        "special:model.yml: it should be the text of Marian's settings, but is 4 numbers of type float32",
     ),
     "settings without end": (
         set_to(SETTINGS, np.full(1 << 17, 35, np.int8)),
-        "special:model.yml: it has 131072 numbers",
+        "special:model.yml: it should be the text of Marian's settings, but is 131072 numbers",
     ),
     "settings that are no text": (set_to(SETTINGS, np.full(9, -1, np.int8)), "special:model.yml: it is not UTF-8"),
     "no settings": (
@@ -341,7 +341,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "three vocabularies": (
         with_text("decoder.yml", "vocabs:\n- 80.spm\n- 80.spm\n- 80.spm\n"),
-        "3 vocabularies: a model",
+        "3 vocabularies: name one",
     ),
     "no vocabulary there": (
         with_text("decoder.yml", "vocabs:\n- ../../no.spm\n"),
@@ -394,7 +394,7 @@ def test_import_refuses_pre_norm_of_another_version(published: Files, tmp_path: 
 
 def test_import_refuses_vocabularies_of_what_has_its_own(tmp_path: Path) -> None:
     job = ImportJob(from_=str(tmp_path), run_dir=str(tmp_path / "run"), vocabularies=["a.spm"], data=EN_DE)
-    with pytest.raises(InputError, match=r"vocabularies=a\.spm are for a model\.npz"):
+    with pytest.raises(InputError, match=r"vocabularies=a\.spm apply to a model\.npz"):
         import_run(job)
 
 

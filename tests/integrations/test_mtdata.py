@@ -145,7 +145,7 @@ FAULTS = {
     "Statmt-bad-1-deu-eng": r"^after pair 1: cannot be read \(.*\)$",
     "Statmt-torn-1-deu-eng": r"/torn\.zip cannot be downloaded \(.*IncompleteRead.*\): run `transformer prepare` where",
     "Statmt-gone-1-deu-eng": r"^http://\S+/nothing\.tsv cannot be downloaded \(status 404\): run",
-    "Statmt-page-1-deu-eng": r"^http://\S+/page\.zip: what came is neither a zip nor a tar archive: choose another",
+    "Statmt-page-1-deu-eng": r"^http://\S+/page\.zip: the download is neither a zip nor a tar archive: choose another",
     "Statmt-empty-1-deu-eng": r"^there is no pair in it: choose another corpus$",
     "Statmt-xlsx-1-deu-eng": r"^cannot be read \(openpyxl is required .* pip install openpyxl\)$",
     "Google-hub-1-eng-deu_DE": r"^it is on the hub: .* dataset=google/x, subset=en-de_DE, split=train, src=s \(",
@@ -357,13 +357,13 @@ def test_find_sides_puts_the_languages_in_the_order_of_the_run(
         (
             "A-b-1-deu-fra",
             {},
-            r"^data\.train\.dataset=\S+: it has deu and fra, and the run goes from en to de: set data",
+            r"^data\.train\.dataset=\S+: it has deu and fra, but the run translates from en to de: set data",
         ),
         ("A-b-1-deu", {}, r"^data\.train\.dataset=\S+: it has one language, deu: name a corpus of pairs$"),
         (
             "europarl",
             {},
-            r"^data\.train\.dataset=\S+: not a name of mtdata's, such as mtdata:Statmt-europarl-10-deu-eng: ",
+            r"^data\.train\.dataset=\S+: not an mtdata name, such as mtdata:Statmt-europarl-10-deu-eng: ",
         ),
         ("A-b-1-d-eng", {}, r"^data\.train\.dataset=d: not a code of ISO 639"),
         (

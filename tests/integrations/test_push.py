@@ -179,7 +179,7 @@ def test_push_again_is_a_commit_that_takes_the_place_of_the_first(trained: Path,
     assert first.revision in repository.commits
     assert first.revision != second.revision == repository.head
 
-    with pytest.raises(InputError, match="repo=ours/en-de: is there already, and public: set private=false"):
+    with pytest.raises(InputError, match="repo=ours/en-de: already exists and is public: set private=false"):
         pushed(trained)
     assert repository.head == second.revision
 
@@ -260,10 +260,10 @@ Change = Callable[[PushJob, ModelHub, pytest.MonkeyPatch], None]
 REFUSED: dict[Change, str] = {
     without_license: "license is not set, and nobody can guess it: .*cc-by-4.0.*",
     without_repo: "repo is not set: name a repository of the hub as OWNER/NAME",
-    without_token: "repo=ours/en-de: no token of the hub is here: `hf auth login`, or set HF_TOKEN",
-    with_a_wrong_token: "repo=ours/en-de: the hub does not take the token .*: `hf auth login`, or set HF_TOKEN",
-    with_a_broken_token: "the token of the hub has characters that none has",
-    of_another_owner: "repo=theirs/en-de: the hub does not allow it .*: check the name, and what the token may do",
+    without_token: "repo=ours/en-de: no hub token found: `hf auth login`, or set HF_TOKEN",
+    with_a_wrong_token: "repo=ours/en-de: the hub rejects the token .*: `hf auth login`, or set HF_TOKEN",
+    with_a_broken_token: "the hub token has characters that no token can have",
+    of_another_owner: "repo=theirs/en-de: the hub does not allow it .*: check the name and the token's permissions",
     with_an_unknown_license: 'repo=ours/en-de: the hub refuses it .*"license" must be one of .*',
     to_an_ill_hub: "repo=ours/en-de: the hub answers 500 .*: try again later",
     to_no_hub: "repo=ours/en-de: the hub cannot be reached .*: run this where it can be, or look .* dry_run=true",
@@ -482,7 +482,7 @@ def test_push_sends_of_metrics_what_it_understands(
     pushed(mine, dry_run=True, output=str(tmp_path / "sent"))
     sent = (tmp_path / "sent" / "metrics.jsonl").read_text(encoding="utf-8")
     assert sent == whole + '{"step": 3, "train/loss": 1.5}\n'
-    assert "metrics.jsonl: 2 lines are no measurements, and stay here" in caplog.text
+    assert "metrics.jsonl: 2 lines are not measurements and are not sent" in caplog.text
 
 
 def test_push_refuses_what_is_not_called_like_a_set(trained: Path, tmp_path: Path) -> None:
@@ -553,7 +553,7 @@ def test_run_dir_on_the_hub_is_what_it_was_where_the_hub_does_not_answer(
     hub.ill = 503
     assert run_path(SOURCE, "run_dir") == path
     assert "the hub answers 503" in caplog.text
-    assert f"what it had the last time is used, revision {first}" in caplog.text
+    assert f"using the copy fetched last time, revision {first}" in caplog.text
     hub.asked.clear()
     assert run_path(f"{SOURCE}@{first}", "run_dir") == path
     assert hub.asked == []
@@ -605,7 +605,7 @@ def test_run_dir_on_the_hub_that_is_no_run_is_refused(trained: Path, hub: ModelH
     (tmp_path / "model" / "run.json").write_text("{}", encoding="utf-8")
     hub.put("theirs/half", tmp_path / "model")
     for source, what in {
-        "hf:theirs/half": "a run without its average: `transformer push` sends",
+        "hf:theirs/half": "the run has no averaged model: `transformer push` sends",
         "hf:no/such": "not found on the hub .*: check the name, or log in",
         f"{SOURCE}@{'0' * 40}": "not found on the hub .*: check the name, or log in",
         "hf:en-de": "name a model of the hub as hf:OWNER/NAME",

@@ -148,8 +148,13 @@ def test_test_set_is_copied_in_the_languages_of_the_run(
     ("hub", "dataset", "languages", "message"),
     [
         ("flores", "flores:devtest", ("en", "fr"), "has no fr, only 'eng_Latn, deu_Latn, "),
-        ("flores", "flores:devtest", ("en", "zh"), "cmn_Hans and cmn_Hant for zh: name one, in the place of zh, as"),
-        ("wmt24pp", "wmt24pp:test", ("fr", "de"), "google/wmt24pp is English and one more: the run has fr and de"),
+        ("flores", "flores:devtest", ("en", "zh"), "cmn_Hans and cmn_Hant for zh: name one instead of zh, as"),
+        (
+            "wmt24pp",
+            "wmt24pp:test",
+            ("fr", "de"),
+            "google/wmt24pp pairs English with one other language: the run has fr and de",
+        ),
     ],
     indirect=["hub"],
 )

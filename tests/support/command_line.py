@@ -191,8 +191,8 @@ REFUSED = {
     "removed set that is not there": ("train", [*CORPUS, "~data.test.flickr"], ["'data.test.flickr' does not exist"]),
     "unknown experiment": ("train", ["experiment=bigg"], ["bigg", *(name for name in EXPERIMENTS if "/" not in name)]),
     "unknown recipe": ("train", ["recipe=papr"], ["papr", *RECIPES, "did you mean 'paper'?"]),
-    "recipe where there is none": ("evaluate", ["recipe=paper"], ["recipes are for trainings", "run_dir=DIR"]),
-    "two experiments": ("train", ["experiment=small,base"], ["experiment=small,base: one value, or --multirun"]),
+    "recipe where there is none": ("evaluate", ["recipe=paper"], ["recipes are for training", "run_dir=DIR"]),
+    "two experiments": ("train", ["experiment=small,base"], ["experiment=small,base: give one value, or --multirun"]),
     "group": ("train", ["model=tiny"], ["model=tiny", "model.KEY=VALUE"]),
     "test set of an evaluation": ("train", ["test.newstest2014.src=a"], ["did you mean 'data.test.NAME.src'?"]),
     "test sets": (

@@ -277,10 +277,10 @@ def test_config_dir_cannot_change_what_the_package_has(tmp_path: Path, name: str
     assert enter("summary", "--config-dir", folder, "experiment=mine").status == 0
 
     path.write_text(f"{path.read_text(encoding='utf-8')}\n", encoding="utf-8")
-    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), f"{name}.yaml", "reads that; rename")
+    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), f"{name}.yaml", "reads its own: rename")
     path.unlink()
     path.mkdir()
-    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), f"{name}.yaml", "reads that; rename")
+    assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), f"{name}.yaml", "reads its own: rename")
 
 
 def test_overrides_may_configure_hydra(tmp_path: Path) -> None:

@@ -510,7 +510,7 @@ def score_otherwise(folder: Path) -> None:
         (
             remove_results,
             InputError,
-            "^b: no results.json, so there is nothing to compare yet: the command that trains",
+            "^b: no results.json, so there is nothing to compare yet: finish it with the command that trains",
         ),
         (remove_translations, InputError, r"^b/hypotheses/test.hyp: cannot be read \(No such file"),
         (damage_results, CheckpointError, r"^b/results.json: Results has no key"),

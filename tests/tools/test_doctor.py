@@ -549,12 +549,15 @@ def test_check_device_says_what_the_proof_finds(tmp_path: Path, monkeypatch: pyt
     data = write_corpus(tmp_path / "corpus")
     assert check(None) == []
     (sound,) = check(True)
-    assert (sound.level, "packed, not compiled, fp32 computes as the plain way does" in sound.found) == (Level.ok, True)
+    assert (sound.level, "packed, not compiled, fp32 agrees with the plain computation" in sound.found) == (
+        Level.ok,
+        True,
+    )
 
     monkeypatch.setattr("transformer.model.attention._attend_in_groups", lambda q, k, v, spec: 0.0 * q)
     (faulty,) = check(True)
     assert faulty.level is Level.warning
-    assert "padded, not compiled, fp32 computes as" in faulty.found
+    assert "padded, not compiled, fp32 agrees with" in faulty.found
     assert "; packed, not compiled, fp32: " in faulty.found
 
 

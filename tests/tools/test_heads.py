@@ -184,7 +184,7 @@ def test_attention_describes_heads_in_every_format(
         ({"text": "\u200b"}, "the sentence has no visible text: choose another"),
         ({"text": "one", "target": " "}, "the translation has no visible text: choose another"),
         ({"line": 99}, "line=99: set dev of"),
-        ({"text": "one " * 2000}, "and model.max_positions has room for 1023: cut it"),
+        ({"text": "one " * 2000}, "and model.max_positions has room for 1023: shorten it"),
         ({"text": "one", "layers": [1, 7]}, "layers=7: the model has 2"),
         ({"text": "one", "heads": [3]}, "heads=3: the model has 2"),
         (

@@ -104,5 +104,5 @@ def test_choose_scorer_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("language", ["zh", "yue"])
 def test_choose_scorer_refuses_languages_without_spaces(language: str) -> None:
-    with pytest.raises(InputError, match="paper_bleu: Moses does not cut zh into words"):
+    with pytest.raises(InputError, match="paper_bleu: Moses has no tokeniser for zh"):
         choose_scorer(ScoreSettings(language), choose(["paper_bleu"]))

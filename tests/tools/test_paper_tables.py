@@ -303,7 +303,7 @@ def test_rows_of_a_file_train_at_the_peak_of_their_own_width_and_warm_up(tmp_pat
     job = compose("table", [f"table={path}", "experiment=small"])
     assert isinstance(job, TableJob)
     with pytest.raises(
-        InputError, match=r"row twice: train\.learning_rate_scale=2\.0: the peak is train\.learning_rate=0"
+        InputError, match=r"row twice: train\.learning_rate_scale=2\.0: no effect while train\.learning_rate=0"
     ):
         rows_of_file(job)
 
@@ -314,7 +314,7 @@ def test_table_refuses_a_row_that_sets_what_the_table_decides_on(tmp_path: Path,
     path = tmp_path / "mine.yaml"
     path.write_text(f"a: {row}\n")
     assert "row a: " in (message := refuse(table_job(tmp_path, table=str(path))))
-    assert "the table decides on it" in message
+    assert "the table itself sets it" in message
 
 
 def test_table_refuses_a_row_with_another_model_beside_init_from(tmp_path: Path) -> None:

@@ -209,8 +209,8 @@ def test_evaluate_executes_nothing_that_only_a_run_names(runs: Path, used: Path)
     assert (scores["others"], scores["ter"]) == ({}, results_of(runs / "a")["test"]["ter"])
     for name in ("wordlap", "lengthlap"):
         refusal = (
-            f"left out: the score {name} is of the package foreign-scores, and not asked for here: name it on the "
-            f"command line, or call transformer.plugins.allow('{name}')"
+            f"left out: the score {name} comes with the package foreign-scores, but is not enabled here: name it on "
+            f"the command line, or call transformer.plugins.allow('{name}')"
         )
         assert ended.said.count(refusal) == 1
     for command in (("compare", "a", "b"), ("report", "a", "checkpoints=0"), ("verify", "run_dir=a", "steps=4")):
@@ -323,4 +323,4 @@ def test_verify_compares_the_score(runs: Path) -> None:
     for name, value in (("TER", scores["ter"]), ("word overlap", scores["others"]["wordlap"]["value"])):
         assert f"{name} of test: {value!r}, the same" in lines
     assert not [line for line in lines if line.startswith("length error")]
-    assert shown.said.count("left out: the score lengthlap is of the package foreign-scores") == 1
+    assert shown.said.count("left out: the score lengthlap comes with the package foreign-scores") == 1

@@ -188,8 +188,11 @@ def test_pairs_report_what_was_dropped(caplog: pytest.LogCaptureFixture) -> None
         ({"keep": 1.5}, "keep=1.5 must be above 0, and at most 1"),
         ({"keep": 90.0}, "keep=90.0 must be above 0, and at most 1"),
         ({"keep": math.nan}, "keep=nan must be above 0, and at most 1"),
-        ({"output": None}, "keep=0.9 chooses when all is translated: set input=FILE output=FILE"),
-        ({"input": None, "output": None}, "keep=0.9 chooses when all is translated: set input=FILE output=FILE"),
+        ({"output": None}, "keep=0.9 chooses only after everything is translated: set input=FILE output=FILE"),
+        (
+            {"input": None, "output": None},
+            "keep=0.9 chooses only after everything is translated: set input=FILE output=FILE",
+        ),
         ({"format": LineFormat.tsv}, "keep=0.9 writes pairs of a line and its translation: leave format out"),
         ({"n_best": 2}, "leave n_best out"),
         ({"align": True}, "leave align out"),

@@ -262,7 +262,7 @@ def test_verify_names_the_file_in_which_a_byte_has_changed(tmp_path: Path) -> No
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
-    message = rf"a: was trained on other data: data\.train\.tgt \({path}\) has changed$"
+    message = rf"a: was trained on different data: data\.train\.tgt \({path}\) has changed$"
     with pytest.raises(FindingsError, match=message):
         verified(run_dir)
 
@@ -275,7 +275,7 @@ def test_verify_finds_that_the_weights_of_init_from_have_changed(
     assert verified(run_dir).is_exact
     other = step_dir(finished, 8)
     edit(run_dir / "run.json", lambda record: record["config"].update(init_from=str(other)))
-    with pytest.raises(FindingsError, match=f"init_from={other} has other weights than it had then"):
+    with pytest.raises(FindingsError, match=f"init_from={other} has had its weights changed since then"):
         verified(run_dir)
 
 

@@ -99,7 +99,7 @@ def run(job: Job) -> Any:
     for row in COMMANDS.values():
         if row.takes in (kind, f"{kind.__module__}:{kind.__qualname__}"):
             return _find(row, checked(row.job, job))  # whose fields may have been changed since
-    raise InputError(f"a {type(job).__name__:.80} is the job of no command: transformer.compose makes one")
+    raise InputError(f"no command takes a {type(job).__name__:.80}: make a job with transformer.compose")
 
 
 def _find(row: Command, job: Job) -> Any:

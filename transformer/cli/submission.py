@@ -1,11 +1,11 @@
-"""A sweep whose runs become jobs: `train --multirun hydra/launcher=submitit_slurm`; `submitit_local`: of this machine.
+"""A sweep whose runs become jobs: `train --multirun hydra/launcher=submitit_slurm`; `submitit_local` on this machine.
 
     Submission.perform    a run that is finished: its results, read; any other waits to be submitted
     Submission.submit     those of a batch, as an array of jobs; each job that ends gives a result, or a failure
     CommandJob            what a job runs: see `command_job`
 
-What a job gets is a command line, and what this process learns from it is its exit status: the results are read from
-the directories of the runs. So the sweep may be started again whatever became of jobs, or of this process.
+A job gets a command line and gives back an exit status; results are read from the run directories. So the sweep may be
+started again, whatever happened to its jobs or to this process.
 """
 
 import logging
@@ -235,7 +235,8 @@ def _end_of_rank(task: Any) -> TransformerError | None:
     goes_on = f"to go on, give the same command again; {where}"
     if status is None:
         return PeerError(
-            f"the job has ended without a word ({task.state}), as by a kill or for want of memory: {goes_on}"
+            f"the job ended without a message ({task.state}); it may have been killed, or have run out of memory: "
+            f"{goes_on}"
         )
     if status < 0:
         return PeerError(f"the job's process was killed by signal {-status}: {goes_on}")

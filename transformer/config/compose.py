@@ -226,7 +226,7 @@ def check_config_dir(command: str, config_dir: str | Path) -> None:
     for name in own_names:
         path = folder / name
         if path.exists() and not _is_shipped(path, name):
-            raise InputError(f"{path}: the package has a configuration of this name, and reads that; rename the file")
+            raise InputError(f"{path}: the package has a configuration of this name and reads its own: rename the file")
 
 
 def _is_shipped(path: Path, name: str) -> bool:
@@ -277,7 +277,7 @@ def _environment_refused() -> Iterator[None]:
     """
 
     def refuse_hydra(name: str) -> str:
-        raise ValueError(f"${{hydra:{name}}}: settings are stored with the run, so Hydra's are not read: write it out")
+        raise ValueError(f"${{hydra:{name}}}: a run stores its settings, so Hydra's are not read: write the value out")
 
     def refuse(name: str, *_: object) -> str:
         raise ValueError(
@@ -310,7 +310,7 @@ def read_commands(path: Path) -> dict[str, str]:
     names = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
     if not texts or not all(re.fullmatch(names, str(name)) and isinstance(text, str) for name, text in texts):
         raise InputError(
-            f"{path}: not a list of judges; write each as `NAME: COMMAND`, in names letters, digits, '_' and '-' only"
+            f"{path}: not a list of judges; write each as `NAME: COMMAND`; a name has letters, digits, '_' and '-' only"
         )
     return {str(name): text for name, text in texts}
 

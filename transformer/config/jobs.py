@@ -1,4 +1,4 @@
-"""One class for each command of the core: every key that it takes, with its default; those of a tool lie beside it.
+"""One class for each command of the core, with every key and its default; a tool keeps its class beside its code.
 
 The groups of keys are those of `settings`. Checks that compare keys of several groups are here.
 """
@@ -69,7 +69,7 @@ class Job:
 def checked(kind: type[J], job: object) -> J:
     """A job as it is now: a Python user may have changed its fields since it was checked. Raises InputError."""
     if not isinstance(job, kind):
-        raise InputError(f"a {type(job).__name__} is no {kind.__name__}: transformer.compose makes one")
+        raise InputError(f"expected a {kind.__name__}, not a {type(job).__name__}: make one with transformer.compose")
     try:
         again = made_again(type(job), job, "job")
         again.check_plugins()
@@ -117,13 +117,15 @@ class TrainJob(Job):
         scale = given.get("train.learning_rate_scale")
         rate = self.train.learning_rate
         if scale is not None and rate is not None and "train.learning_rate" not in given:
-            raise InputError(f"{scale}: the peak is train.learning_rate={rate}: add train.learning_rate=null")
+            raise InputError(
+                f"{scale}: no effect while train.learning_rate={rate} sets the peak: add train.learning_rate=null"
+            )
         for key, override in given.items():
             group, _, name = key.partition(".")
             if self.init_from is not None and group == "model" and name not in OF_TRAINING:
                 raise InputError(
-                    f"{override}: init_from={self.init_from} brings its own model: leave model.{name} out; of model.* "
-                    f"there may be {', '.join(sorted(OF_TRAINING))}"
+                    f"{override}: init_from={self.init_from} brings its own model: leave model.{name} out; of "
+                    f"model.*, only these may be set: {', '.join(sorted(OF_TRAINING))}"
                 )
 
     def __post_init__(self) -> None:
@@ -318,7 +320,7 @@ class TranslateJob(DecodeJob):
             return
         require(0.0 < self.keep <= 1.0, f"keep={self.keep} must be above 0, and at most 1: the share of lines to keep")
         both = self.input is not None and self.output is not None
-        require(both, f"keep={self.keep} chooses when all is translated: set input=FILE output=FILE")
+        require(both, f"keep={self.keep} chooses only after everything is translated: set input=FILE output=FILE")
         for key, is_set in (
             ("format", self.format is not LineFormat.text),
             ("n_best", self.n_best > 1),

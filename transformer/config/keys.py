@@ -202,7 +202,7 @@ def _key_of_run(keys: Mapping[str, Key]) -> str:
 def _check_single(override: str, value: str, *, is_multirun: bool) -> None:
     """Raise InputError for several values where one is taken."""
     if not is_multirun and re.match(r"[^\[{]*,", value):
-        raise InputError(f"{override}: one value, or --multirun to run each")
+        raise InputError(f"{override}: give one value, or --multirun to run each")
 
 
 def _is_list(kind: Any) -> bool:
@@ -232,7 +232,7 @@ def _check_key(key: str, override: str, *, keys: Mapping[str, Key], groups: Sequ
     if generic not in keys:
         if key in GROUPS:
             run = _key_of_run(keys)
-            raise InputError(f"{override}: {key}s are for trainings, and this command takes a finished run, {run}=DIR")
+            raise InputError(f"{override}: {key}s are for training; this command takes a finished run, {run}=DIR")
         if any(other.startswith(f"{generic}.NAME.") for other in keys):
             removal = f"; '~{key}.NAME' removes a set" if key.startswith("data.") else ""
             raise InputError(f"{override}: {key} is a group of sets; set their keys, as {key}.NAME.KEY=VALUE{removal}")

@@ -56,7 +56,7 @@ def made_again(kind: type[T], instance: object, place: str) -> T:
     try:
         values = _values(instance)
     except RecursionError:
-        raise ValueError(f"{place} has a value that holds itself, or values within one another without end") from None
+        raise ValueError(f"{place} contains itself, or is nested without end") from None
     return cast(T, _from_primitive(kind, values, place, complete=True))
 
 

@@ -170,7 +170,7 @@ def _tell_of_utf16(path: Path) -> None:
     """Log it once, though text is read several times."""
     if path not in _utf16:
         _utf16.add(path)
-        log.info("%s: UTF-16, as Excel writes it: read as such", path)
+        log.info("%s: read as UTF-16, which Excel writes", path)
 
 
 class _FromUtf16(io.RawIOBase):
@@ -231,10 +231,12 @@ def _decode(block: bytes, path: Path, *, before: int) -> str:
         number = before + block.count(b"\n", 0, error.start) + 1
         column = error.start - block.rfind(b"\n", 0, error.start)
         if path in _utf16:
-            raise InputError(f"{path}:{number}: not UTF-16, as which it begins: save the file again") from error
+            raise InputError(
+                f"{path}:{number}: not valid UTF-16, though the file begins as UTF-16: save the file again"
+            ) from error
         raise InputError(
-            f"{path}:{number}: not UTF-8: byte {column} of the line is 0x{block[error.start]:02x}: "
-            "mend the line or convert the file (by iconv -f cp1252 -t UTF-8, where an older Windows wrote it)"
+            f"{path}:{number}: not UTF-8: byte {column} of the line is 0x{block[error.start]:02x}: mend the line "
+            "or convert the file (iconv -f cp1252 -t UTF-8, if an older Windows program wrote it)"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub: at which commit they are, and how the hub's errors read.
+"""Data sets of the Hugging Face hub: their commits, and the hub's errors in our words.
 
 The token is the one of the hub's client (`hf auth login`, or HF_TOKEN): nothing here reads it but to keep it out of
 messages.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from transformer.errors import InputError, TransformerError
 
-TRY_ELSEWHERE = "run this where it can be, or name a folder of this machine"
+TRY_ELSEWHERE = "run this where the hub can be reached, or name a local folder"
 
 GATED = (
     "it is gated: log in to the hub in a browser, accept the conditions on its page, then `hf auth login` here with a "
@@ -61,7 +61,7 @@ def errors_named(what: str, *, remedy: str) -> Iterator[None]:
 
     token = get_token() or ""
     if not (token.isascii() and token.isprintable()):  # the client would show it in its error
-        raise InputError("the token of the hub has characters that none has: `hf auth login` again, or mend HF_TOKEN")
+        raise InputError("the hub token has characters that no token can have: `hf auth login` again, or mend HF_TOKEN")
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("ignore")  # of the client, about its HTTP library
@@ -103,9 +103,9 @@ def _refusal(what: str, error: Exception) -> InputError | None:
     if status == 404 or isinstance(answer, RepositoryNotFoundError):  # of status 401, too, for who may not know of it
         return InputError(f"{what}: not found on the hub ({reason}): check the name, or log in")
     if status == 401:
-        return InputError(f"{what}: the hub does not take the token ({reason}): `hf auth login`, or set HF_TOKEN")
+        return InputError(f"{what}: the hub rejects the token ({reason}): `hf auth login`, or set HF_TOKEN")
     if status == 403:
-        return InputError(f"{what}: the hub does not allow it ({reason}): check the name, and what the token may do")
+        return InputError(f"{what}: the hub does not allow it ({reason}): check the name and the token's permissions")
     if status == 429 or status >= 500:
         return Unreachable(f"{what}: the hub answers {status} ({reason}): try again later")
     return InputError(f"{what}: the hub refuses it ({_one_line(error)})")

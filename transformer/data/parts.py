@@ -120,7 +120,7 @@ def prepare_part(job: TrainJob, number: int, parts: int) -> None:
 
     joined = _joined_store(folder)
     if joined is not None and (number > 0 or digest_text(corpus, store_dir).of_text.startswith(joined)):
-        log.info("part %d of %d: in the prepared corpus %s already", number, parts, store_dir / joined)
+        log.info("part %d of %d is already in the prepared corpus %s", number, parts, store_dir / joined)
         return
     if number > 0:
         _find_plan(folder, parts)
@@ -216,7 +216,7 @@ class _Range:
             found, _ = describe_file(path, "data.train")
             if found.sha256 != known.sha256:
                 raise InputError(
-                    f"{path}: not the text that part 0 has read: put that back, or give part=0/{parts} again"
+                    f"{path}: the text has changed since part 0 read it: restore it, or give part=0/{parts} again"
                 )
 
 
@@ -324,7 +324,7 @@ def join_parts(path: Path, corpus: TrainingText, folder: Path, *, name: str) -> 
     except InputError as error:
         raise InputError(f"part 0 is missing: give part=0/N with the same settings, {instead}") from error
     if not plan.digests.of_text.startswith(name):
-        raise InputError(f"the text has changed since part 0 has read it: give part=0/{plan.parts} again, {instead}")
+        raise InputError(f"the text has changed since part 0 read it: give part=0/{plan.parts} again, {instead}")
 
     # Every byte of the parts is verified.
     parts = [folder / str(number) for number in range(plan.parts)]

@@ -307,7 +307,7 @@ def _warn_of_cut_tags(data: DataConfig, tokenizer: Tokenizer, *, is_given: bool)
         remedy = "a model can learn a tag of several pieces, unless they are unknown; to make it one, train a tokenizer"
     else:
         remedy = "no training set has it, so the model will not know it: check how it is written"
-    log.warning("tags that are no piece of the tokenizer are cut into pieces: %s; %s", "; ".join(counts), remedy)
+    log.warning("tags that are not one piece of the tokenizer are split: %s; %s", "; ".join(counts), remedy)
 
 
 def _summary(report: DataReport) -> str:

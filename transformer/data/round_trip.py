@@ -1,7 +1,7 @@
 """Whether texts come back from the tokenizer unchanged, and which key helps where they do not.
 
-What comes back is text -> pieces -> text. A reference that does not come back cannot be matched by any translation:
-even a perfect one loses points. So every development and test set is checked, and a sample of the training targets.
+The round trip is text -> pieces -> text. No translation can match a reference that does not survive it: even a perfect
+one loses points. So every development and test set is checked, and a sample of the training targets.
 """
 
 import logging
@@ -56,7 +56,7 @@ class RoundTrip:
 
 
 def _around_the_difference(text: str, decoded: str) -> Change:
-    """Twenty characters of either text, ten of them before the first that differs; a NUL, no record keeps."""
+    """Twenty characters of either text, ten of them before the first that differs. No record may hold a NUL."""
     text = " ".join(text.replace("\0", "\ufffd").split())
     decoded = " ".join(decoded.replace("\0", "\ufffd").split())
 
@@ -87,7 +87,7 @@ def warn_of_changes(
     else:
         remedy = _remedy(list(changed.values()), config, key)
     log.warning(
-        "some target texts do not come back from the tokenizer, so no translation can equal them: %s%s; %s",
+        "the tokenizer cannot restore some target texts, so no translation can equal them: %s%s; %s",
         counts,
         shown,
         remedy,

@@ -5,7 +5,7 @@
     t                        a folder: its files that end in the language's code, or else all of them, by name
     [a.en, t/*.en, ...]      a list of these, in its own order
 
-A text comes in as many files on each side: the n-th of one is translated by the n-th of the other, line for line.
+Both sides have the same number of files: the n-th file of one translates the n-th of the other, line for line.
 """
 
 import os
@@ -64,15 +64,17 @@ def pair_up(sources: Sequence[Path], targets: Sequence[Path], key: str) -> list[
             "must translate one of the other side, in the same order"
         )
     if len(sources) > 1 and sources == targets:
-        raise InputError(f"{key}.src and {key}.tgt name the same files, {sources[0]} and so on: name those of one side")
+        raise InputError(
+            f"{key}.src and {key}.tgt name the same files, {sources[0]} and so on: name the files of one side in each"
+        )
     of_both = {*map(_numbers, sources)} & {*map(_numbers, targets)}
     if of_both - {()}:  # so the numbers say what belongs together
         for source, target in zip(sources, targets, strict=True):
             numbers, theirs = _numbers(source), _numbers(target)
             if len(numbers) == len(theirs) and numbers != theirs:
                 raise InputError(
-                    f"{source} and {target} would be paired, the n-th file of one side with the n-th of the other, but "
-                    f"their names have other numbers: list the files of {key}.src and {key}.tgt in one order"
+                    f"{source} and {target} would be paired, as files are paired by position, but the numbers in "
+                    f"their names differ: list the files of {key}.src and {key}.tgt in the same order"
                 )
     return list(zip(sources, targets, strict=True))
 

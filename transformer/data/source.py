@@ -188,7 +188,7 @@ class Source:
 
 
 def store_beside(run_dir: str) -> Path:
-    """Where prepared corpora and copies are kept by default: runs that stand side by side share them."""
+    """Where prepared corpora and copies are kept by default: neighbouring runs share the folder."""
     return Path(os.path.normpath(Path(run_dir, ".."))) / ".store"  # a Path's own parent of "." is "."
 
 
@@ -348,7 +348,7 @@ def _copy_of_corpus(named: Named) -> Source:
         log.info("copying %s, once", wanted)
         record = catalogue.read_corpus(dataset, f"{key}.dataset={dataset}", sides=sides, folder=folder, write=write)
         if record.left_out:
-            log.info("%s: %d pairs with an empty side, or called bad, left out", wanted, record.left_out)
+            log.info("%s: left out %d pairs that have an empty side or are marked as bad", wanted, record.left_out)
         columns = record.columns or wanted.columns
         return DatasetOrigin(dataset, None, None, columns, revision=record.revision, corpus=record)
 
@@ -511,7 +511,9 @@ def _check_own(file: str, wanted: HubDataset, *, is_local: bool) -> None:
     else:
         is_own = os.path.normpath(file).startswith(f"hf:/datasets/{wanted.dataset}@")
     if not is_own or "::" in file:  # a chain of places, which may begin or end anywhere
-        raise InputError(f"{wanted}: {file} is not one of its own files: if you trust it, copy the file into a folder")
+        raise InputError(
+            f"{wanted}: {file} is not one of the data set's own files: if you trust it, copy the file into a folder"
+        )
 
 
 # ---- the kinds of text ----------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def _refuse_cut(files: Sequence[_MappedFile]) -> None:
     """Raise StorageError if a file has become shorter: reading what is missing would end the process by SIGBUS."""
     for file in files:
         if isinstance(file.content, mmap.mmap) and file.content.size() < len(file.content):
-            raise StorageError(f"{file.path}: cut short while it was in use: start again, and it will be built anew")
+            raise StorageError(f"{file.path}: truncated while in use: start again to rebuild it")
 
 
 class StoredLengths:

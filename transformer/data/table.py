@@ -105,7 +105,7 @@ def _csv_rows(path: Path) -> Rows:
                 number = reader.line_num + 1
         except csv.Error as error:
             raise InputError(
-                f"{path}:{number}: not valid CSV ({error}): in a cell between quotation marks, write each as two"
+                f"{path}:{number}: not valid CSV ({error}): inside a quoted cell, write each quotation mark twice"
             ) from None
 
 
@@ -125,7 +125,7 @@ def _delimiter(lines: list[str]) -> str:
 
 
 def _in_step(rows: Rows, path: Path, remedy: str) -> Rows:
-    """The same rows. Raises InputError for one with more cells than the first, which has been cut where it should not.
+    """The same rows. Raises InputError for a row with more cells than the first: it was split in a wrong place.
 
     Empty cells at the end of a row are none.
     """

@@ -58,7 +58,7 @@ def find_test_set(dataset: str, key: str, *, languages: tuple[str, str]) -> tupl
     if len(references) > 1:
         given = shlex.quote(f"references=[{','.join(map(str, references))}]")
         raise InputError(
-            f"{setting}: it has {len(references)} references, and a test set of a run has one; translate {source}, "
-            f"then: transformer evaluate hypotheses=FILE {given}"
+            f"{setting}: it has {len(references)} references, but a run's test set can have only one; translate "
+            f"{source}, then: transformer evaluate hypotheses=FILE {given}"
         )
     return Path(source), Path(references[0])

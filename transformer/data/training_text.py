@@ -1,7 +1,7 @@
-"""The training text of a job, and everything that decides what becomes of it: files, filters, tokenizers.
+"""The training text of a job, and everything that decides how it is prepared: files, filters, tokenizers.
 
-A prepared corpus is named by a digest of all of these, so that it is built once and shared by every run that agrees on
-them: of the text, whatever files have it, of the settings, and of the versions of the formats.
+A prepared corpus is named by a digest of all of these: the text (whatever files hold it), the settings, and the
+versions of the formats. So it is built once, and shared by every run that agrees on them.
 """
 
 import hashlib
@@ -233,7 +233,7 @@ def _as_weights_need(
     """The models of the run `folder`, from which the weights come. Raises InputError where others are asked for."""
     if len(of_weights) < len(models):
         raise InputError(
-            f"init_from={init_from}: one vocabulary serves both languages there: leave tokenizer.target out"
+            f"init_from={init_from}: that run has one vocabulary for both languages: leave tokenizer.target out"
         )
     for model in models:
         if model.given not in (None, of_weights[model.file]):
@@ -295,7 +295,7 @@ class Digests:
 
 
 def digest_text(corpus: TrainingText, store_dir: Path) -> Digests:
-    """Both digests of the corpus. Raises InputError where its text has to be read, and cannot be."""
+    """Both digests of the corpus. Raises InputError if its text must be read and cannot be."""
     texts: list[list[object]] = [
         [text_set.columns, *(file.sha256 for file in text_set.files.values())] for text_set in corpus.sets
     ]

@@ -6,9 +6,9 @@
     .OUT.work/claims           who works on which block: see `shared_work`
     .OUT.work/N-M              what came of lines N to M, behind the seal of settings, N-M and what follows
 
-Blocks are cut by the input alone, so that every process, now or later, cuts the same ones. Each goes through the input
-and works on what nobody has done or claimed, then waits for what others have claimed, because they may die. The last
-one puts the blocks together. A block that does not fit its seal is made again.
+The input alone decides where blocks are cut, so every process, now or later, cuts the same ones. Each process goes
+through the input and does the blocks that nobody has done or claimed. Then it waits for those that others have claimed,
+because these may die. The last process joins the blocks. A block that does not match its seal is made again.
 """
 
 import errno
@@ -38,11 +38,11 @@ from transformer.files import UNFINISHED, list_names, make_directories, open_reg
 from transformer.liveness import ending_with_launcher
 from transformer.shared_work import SharedWork, clear, opened, seal_of
 
-BEGUN = "settings.json"  # by which the blocks beside it are made
+BEGUN = "settings.json"  # the settings that made the blocks beside it
 JOINED = "joined"  # the output, until it is whole
 FINISHED = "finished.json"  # what is to be .OUT.json
 
-# Of paths at which nothing can be made, whatever the disk has room for.
+# Errors of paths at which nothing can be made, however much room the disk has.
 CANNOT_BE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
 
 _SEAL = len(seal_of(None)) + 1  # bytes of the line that a block begins with
@@ -50,7 +50,7 @@ _BLOCK = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")  # of lines, by the numbers 
 
 Blocks = Callable[[], Generator[list[Item], None, None]]  # begins from the start each time
 
-# Makes the output where that is not the blocks end to end: is given what reads the texts of all, anew each time.
+# Makes the output if it is not simply the blocks end to end. It gets a function that reads all texts from the start.
 Finish = Callable[[Callable[[], Iterator[str]]], Iterator[Output]]
 
 log = logging.getLogger(__name__)
@@ -70,12 +70,12 @@ class _Place:
 
     @property
     def made_by(self) -> Path:
-        """Of a finished output."""
+        """The file that says what made a finished output."""
         return self.output.with_name(f".{self.output.name}.json")
 
     @property
     def work(self) -> Path:
-        """The directory of what is under way."""
+        """The directory of unfinished work."""
         return self.output.with_name(f".{self.output.name}.work")
 
     @property
@@ -84,7 +84,7 @@ class _Place:
         return f"remove {self.work} to begin anew"
 
     def block(self, first: int, last: int) -> Path:
-        """What came of these lines."""
+        """The file of these lines' block."""
         return self.work / f"{first}-{last}"
 
     def lines(self) -> int:
@@ -121,7 +121,7 @@ class _Place:
             raise InputError(f"{path}: cannot be removed ({error.strerror}): {self.anew}") from error
 
     def clear(self) -> None:
-        """Remove the directory of a finished output. A file in it that is of no such work stays, and so does it."""
+        """Remove the work directory of a finished output. If it holds a foreign file, both stay."""
 
         def is_own(path: Path) -> bool:
             is_named = path.name in (BEGUN, JOINED, FINISHED) or path.name.startswith(UNFINISHED)
@@ -133,23 +133,27 @@ class _Place:
     def begin(self) -> None:
         """Write the settings, unless the output is finished meanwhile, or compare them with those that are there.
 
-        Raises InputError where other settings began it, or nobody knows which.
+        Raises InputError if other settings began it, or unknown ones.
         """
         begun_by = self.work / BEGUN
         if self.is_finished():
             return
         if os.path.lexists(begun_by):
             if found := differences(read_settings(begun_by, self.anew), self.settings):
-                raise InputError(f"output={self.output}: it was begun with {found}: set what was, or {self.anew}")
+                raise InputError(
+                    f"output={self.output}: it was begun with {found}: restore those settings, or {self.anew}"
+                )
         elif self.lines():
-            raise InputError(f"{begun_by}: not there, so nobody knows what made the blocks beside it: {self.anew}")
+            raise InputError(
+                f"{begun_by}: missing, so it is unknown which settings made the blocks beside it: {self.anew}"
+            )
         else:
             write_json(begun_by, self.settings)
 
     def is_finished(self) -> bool:
-        """Whether the output is there, made by these settings; who finished it may have been killed before it cleared.
+        """Whether these settings have made the output; a kill may have come before the work was cleared.
 
-        Raises InputError where it was made by others, or by something else. An empty file is as good as none.
+        Raises InputError if other settings or something else made it. An empty file counts as none.
         """
         try:
             status = self.output.stat()
@@ -163,7 +167,7 @@ class _Place:
         if made_by.pop("size", None) != status.st_size:
             if status.st_size == 0:
                 return False
-            raise InputError(f"output={self.output}: it is there, and not as this command made it: name another output")
+            raise InputError(f"output={self.output}: it exists, but not as this command made it: name another output")
         if found := differences(made_by, self.settings):
             raise InputError(f"output={self.output}: it was made with {found}: name another output, or remove this one")
         self.clear()
@@ -184,7 +188,7 @@ def from_files(
     unit: str,
     finish: Finish | None,
 ) -> Tally | None:
-    """Write what comes of files, by the keys that name them, to the output: in blocks that are kept, if it can be.
+    """Process files, named by their keys, into the output: in blocks that are kept, if possible.
 
     The files must have as many lines as one another. Standard output, a pipe or a device is written as blocks come. The
     rest is as for `in_bulk`.
@@ -229,7 +233,7 @@ def in_bulk(
     try:
         make_directories(place.work)
     except OSError as error:
-        if error.errno in CANNOT_BE:  # of any other, the work itself will tell
+        if error.errno in CANNOT_BE:  # any other error will show in the work itself
             raise _cannot_be(str(place.output), error) from error
 
     try:
@@ -257,7 +261,7 @@ def _work_through(
 ) -> list[tuple[int, int]] | None:
     """Go through all blocks, and make those that are not kept: the first and the last line of each.
 
-    None where others are at work on some, unless this process `waits` for them.
+    None if others are working on some, unless this process `waits` for them.
     """
     cut: list[tuple[int, int]] = []
     has_others = False
@@ -302,7 +306,7 @@ def _join(place: _Place, cut: Sequence[tuple[int, int]], texts: Sequence[Text]) 
         for text in texts:
             text.check_all()
     except InputError:
-        for first, last in cut:  # some may be of the other text
+        for first, last in cut:  # some blocks may come from the changed text
             place.discard(place.block(first, last))
         raise
 
@@ -383,7 +387,5 @@ def choose_device(job: TranslateJob | ScoreJob) -> None:
     """Compute on the GPU of this rank. Raises InputError where several ranks would write to one stream."""
     if world_size() > 1:
         if not is_file(job.output):
-            raise InputError(
-                f"{world_size()} ranks cannot write one stream: name a file to be read, and a file as output"
-            )
+            raise InputError(f"{world_size()} ranks cannot share one stream: name an input file and an output file")
         choose_local_device(resolve_device(job.device))

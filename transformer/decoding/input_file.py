@@ -1,4 +1,4 @@
-"""A file of text that is read more than once: what it was the first time, by which a change is seen, and its lines."""
+"""A file of text that is read more than once: its lines, and what it was at first, so that a change is noticed."""
 
 import hashlib
 import stat
@@ -31,7 +31,9 @@ class Text:
         last = b"\n"
         try:
             if not stat.S_ISREG(path.stat().st_mode):
-                raise InputError(f"{key}={name}: not a regular file: only such a one can be read again after a kill")
+                raise InputError(
+                    f"{key}={name}: not a regular file: no other can be read again after the command is killed"
+                )
             stamp = _stamp(path)
             with open_bytes(path, CHUNK) as file:
                 while chunk := file.read(CHUNK):
@@ -53,7 +55,7 @@ class Text:
             raise self._changed()
 
     def _changed(self) -> InputError:
-        return InputError(f"{self.path}: it has changed while it was read: nothing of the new text is kept")
+        return InputError(f"{self.path}: it changed while being read: none of the new text is kept")
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -180,7 +180,7 @@ def load_for(job: TranslateJob | ScoreJob) -> Translator:
         ensemble=[Path(other) for other in job.ensemble],
     )
     if job.tag is not None and not translator.tokenizers.source.has_word(job.tag):
-        log.warning("tag=%s is no piece of the run's tokenizer: check how the run's own tags are written", job.tag)
+        log.warning("tag=%s is not a piece of the run's tokenizer: check how the run's own tags are written", job.tag)
     return translator
 
 
@@ -249,7 +249,7 @@ def _precision_of(run: RunDir, device: torch.device) -> Precision:
     by_rule = resolve_precision(Precision.auto, device)
     if not run.record.exists():  # it is optional for inference
         log.warning(
-            "%s is missing: it would say in which precision the run was trained; %s is used here",
+            "%s is missing, so the precision of training is unknown: using %s",
             run.record,
             by_rule.value,
         )

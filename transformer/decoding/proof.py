@@ -1,9 +1,9 @@
-"""The proof of a search, a numerical self-check: the log-probabilities that it adds up, beside plain forced decoding.
+"""The proof of a search, a numerical self-check: compares its log-probabilities with those of plain forced decoding.
 
-A search computes one position after the other, with kept keys and values and masks of its own, and on a GPU by fused
-kernels. The plain way computes all positions at once, in full precision, with attention by products and a softmax. So
-translations are found of a few made-up sources, and their pieces scored in the plain way; attention is compared by
-itself, too. A search that raises, deviates or is not finite is made to compute more plainly.
+A search computes one position after the other, with cached keys and values, masks of its own, and fused kernels on a
+GPU. The plain way computes all positions at once, in full precision, with attention by products and a softmax. So the
+proof translates a few made-up sources and scores their pieces in the plain way; it also compares attention by itself. A
+search that raises, deviates or is not finite falls back to a plainer form.
 """
 
 import logging
@@ -70,9 +70,9 @@ def prove_search(
             log.warning("%s: not taken: %.300s", name, error)
             failures.append(f"{way}: {error}")
         else:
-            log.info("searches compute as the plain way does: a piece's log-probability differs by %.2g", deviation)
+            log.info("searches agree with the plain computation: a piece's log-probability differs by %.2g", deviation)
             return made, way
-    raise InputError(f"{decoder.device} searches as it should in no way ({'; '.join(failures)}): set device=cpu")
+    raise InputError(f"no search computes correctly on {decoder.device} ({'; '.join(failures)}): set device=cpu")
 
 
 def prove_replay(decoder: BatchedDecoder) -> BatchedDecoder:
@@ -89,7 +89,7 @@ def prove_replay(decoder: BatchedDecoder) -> BatchedDecoder:
 
     if made.replay is None or not made.replay.is_recording:
         return decoder  # it has said why
-    log.info("%s: a piece's log-probability differs by %.2g from the plain way's", name, deviation)
+    log.info("%s: a piece's log-probability differs by %.2g from the plain computation", name, deviation)
     return made
 
 

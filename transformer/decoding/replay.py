@@ -139,7 +139,9 @@ class Replay:
                 failure = str(error)
 
             # The error is gone, and with it what had been computed.
-            log.warning("the GPU replays no step of a search from now on (%.200s): its host launches them", failure)
+            log.warning(
+                "search steps are no longer replayed on the GPU (%.200s): the host launches them from now on", failure
+            )
             self.is_recording = False
             self._forget()
             if self._device.type == "cuda":

@@ -99,7 +99,7 @@ def warn_of_missing_tag(sources: Sequence[str], tags: Sequence[str], *, first_li
     for line, source in enumerate(sources, first_line):
         if tags and not is_blank(source) and not source.lstrip().startswith(tuple(tags)):
             choices = " or ".join(shlex.quote(f"{key}={tag}") for tag in tags)
-            log.warning("line %d has no tag, and the run was trained on tagged text alone: choose %s", line, choices)
+            log.warning("line %d has no tag, but the run was trained on tagged text alone: choose %s", line, choices)
             return True
     return False
 

@@ -124,8 +124,8 @@ def _with_prefixes(blocks: Iterable[list[bytes]], path: str | None) -> Generator
             given = [""] * len(block) if path is None else list(islice(prefixes, len(block)))
             if len(given) < len(block):
                 raise InputError(
-                    f"{path} has {line - 1 + len(given)} lines, and there are more to translate: give a "
-                    "prefix, or a blank line, for each"
+                    f"{path} has {line - 1 + len(given)} lines, but there are more to translate: give a prefix, "
+                    "or a blank line, for each"
                 )
             yield list(zip(block, given, strict=True))
             line += len(block)

@@ -211,7 +211,7 @@ def _judge(
         keep_judgements(run, name, new)
         return {**read_judgements(run, name, text), **new}
     if new:
-        log.warning("%s: what the judges say is not kept: the run's own translations are others", name)
+        log.warning("%s: the judges' scores are not kept: the run's own translations are different", name)
     return new
 
 

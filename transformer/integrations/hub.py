@@ -1,7 +1,7 @@
 """Models on the Hugging Face hub: found, fetched at one commit, and sent.
 
-What is called `hf:OWNER/NAME`, or `hf:OWNER/NAME@REVISION`, is a repository of models there. Its files are data: none
-is executed, and only those that were asked for are fetched. How the hub's errors read is in `data.hub`.
+`hf:OWNER/NAME`, or `hf:OWNER/NAME@REVISION`, names a model repository there. Its files are data: none is executed, and
+only those that were asked for are fetched. `data.hub` words the hub's errors.
 """
 
 import logging
@@ -172,7 +172,7 @@ def push_folder(
 
     what = f"repo={repo}"
     if get_token() is None:
-        raise InputError(f"{what}: no token of the hub is here: `hf auth login`, or set HF_TOKEN, with one that writes")
+        raise InputError(f"{what}: no hub token found: `hf auth login`, or set HF_TOKEN, with a token that can write")
 
     disable_progress_bars()
     with errors_named(what, remedy="run this where it can be, or look at the files with dry_run=true"):
@@ -180,7 +180,7 @@ def push_folder(
         address = api.create_repo(repo, private=private, exist_ok=True)
         there = api.model_info(repo)
         if private and not there.private:
-            raise InputError(f"{what}: is there already, and public: set private=false to push to it, or name another")
+            raise InputError(f"{what}: already exists and is public: set private=false to push to it, or name another")
 
         names = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
         gone = [file.rfilename for file in there.siblings or [] if is_ours(file.rfilename)]

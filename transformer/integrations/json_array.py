@@ -36,7 +36,9 @@ def read_json(path: Path, columns: Columns, left_out: Counter[str]) -> Iterator[
                     raise InputError(f"{place}: expected an object: the array must have one for each pair")
                 yield text_of(row, columns[0], place), text_of(row, columns[1], place)
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}:{text.line}: not UTF-8 here, or soon ({error.reason}): convert the file") from error
+        raise InputError(
+            f"{path}:{text.line}: not UTF-8 here, or soon after ({error.reason}): convert the file"
+        ) from error
     except DAMAGE as error:
         raise damaged(path, text.line, error) from error
 

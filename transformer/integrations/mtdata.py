@@ -52,7 +52,7 @@ def find_sides(dataset: str, key: str, *, languages: tuple[str, str]) -> tuple[s
         raise InputError(f"{setting}: it has one language, {codes[0]}: name a corpus of pairs")
     if len(codes) != 2:
         raise InputError(
-            f"{setting}: not a name of mtdata's, such as {PREFIX}Statmt-europarl-10-deu-eng: `mtdata list -id` has them"
+            f"{setting}: not an mtdata name, such as {PREFIX}Statmt-europarl-10-deu-eng: `mtdata list -id` has them"
         )
 
     run = (language_of(languages[0], "data.src_lang"), language_of(languages[1], "data.tgt_lang"))
@@ -68,7 +68,8 @@ def find_sides(dataset: str, key: str, *, languages: tuple[str, str]) -> tuple[s
     is_of_training = key.startswith("data.")  # `evaluate` has the key without it, and the languages of the run
     remedy = "set data.src_lang and data.tgt_lang" if is_of_training else "choose a corpus in the run's languages"
     raise InputError(
-        f"{setting}: it has {codes[0]} and {codes[1]}, and the run goes from {languages[0]} to {languages[1]}: {remedy}"
+        f"{setting}: it has {codes[0]} and {codes[1]}, but the run translates from {languages[0]} to "
+        f"{languages[1]}: {remedy}"
     )
 
 
@@ -196,8 +197,8 @@ def _look_up(name: str) -> tuple[Any, dict[str, str]]:
     except Exception as error:  # of whatever the file with the list has become
         folder = os.environ.get("MTDATA", "~/.mtdata")
         raise InputError(
-            f"mtdata's list of corpora cannot be read or made ({_words(error)}): delete {folder}/mtdata.index.*, or "
-            "name another folder by the environment variable MTDATA"
+            f"mtdata's list of corpora cannot be read or made ({_words(error)}): delete {folder}/mtdata.index.*, "
+            "or name another folder in the environment variable MTDATA"
         ) from error
 
     try:
@@ -248,7 +249,7 @@ def _download(entry: Any, folder: Path) -> tuple[Any, list[Download]]:
 
     paths = cache.get_entry(entry)
     if entry.is_archive and isinstance(paths, Path):
-        raise InputError(f"{entry.url}: what came is neither a zip nor a tar archive: choose another corpus")
+        raise InputError(f"{entry.url}: the download is neither a zip nor a tar archive: choose another corpus")
     return paths, downloads
 
 

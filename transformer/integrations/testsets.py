@@ -70,7 +70,7 @@ class Hub(NamedTuple):
         if not found:
             raise InputError(f"{self.setting}: {self.repository} has no {language}, only {', '.join(known)!r:.300}")
         raise InputError(
-            f"{self.setting}: {self.repository} has {' and '.join(found)} for {language}: name one, in the place of "
+            f"{self.setting}: {self.repository} has {' and '.join(found)} for {language}: name one instead of "
             f"{language}, as in {self.setting.partition('=')[2].partition('/')[0]}/SOURCE-TARGET"
         )
 
@@ -117,7 +117,9 @@ def _read_from_english(hub: Hub, split: str, sides: Sides) -> Iterator[tuple[Sid
     """A table for each language into which English was translated; lines that it calls bad are empty."""
     are_english = [_is_of("en", side) for side in sides]
     if sum(are_english) != 1:
-        raise InputError(f"{hub.setting}: {hub.repository} is English and one more: the run has {' and '.join(sides)}")
+        raise InputError(
+            f"{hub.setting}: {hub.repository} pairs English with one other language: the run has {' and '.join(sides)}"
+        )
     known = [name.removeprefix("en-") for name in hub_subsets(hub.repository, hub.revision)]
     other = hub.choose(known, sides[are_english.index(False)])
     names = ("en", other) if are_english[0] else (other, "en")

@@ -65,7 +65,7 @@ def multi_bleu(hypotheses: Sequence[str], *references: Sequence[str], lowercase:
 def _load_moses(language: str) -> Callable[[str], str]:
     """Moses' tokenizer of a language, text to text. Raises InputError where there is none."""
     if language in ("zh", "ja"):
-        raise InputError(f"paper_bleu: Moses does not cut {language} into words: leave it out")
+        raise InputError(f"paper_bleu: Moses has no tokeniser for {language}: leave it out")
     try:
         from sacremoses import MosesTokenizer
     except ImportError as error:

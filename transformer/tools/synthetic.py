@@ -3,8 +3,8 @@
     a block -> Pairs.draft      a row for each translation that is sound by itself; the others are counted
     all rows -> Pairs.finish    of these, the pairs of usual lengths; and of those, the most probable ones
 
-What lengths are usual, and what is probable enough, is known when all is translated. Rounded numbers are counted for
-that, so memory does not grow with the text.
+Usual lengths, and the least probability to keep, are known only after everything is translated. They come from counts
+of rounded numbers, so memory does not grow with the text.
 """
 
 import json
@@ -52,7 +52,9 @@ class Pairs:
         if job.keep is None or job.output is None:
             return None
         if not is_file(job.output):
-            raise InputError(f"output={job.output}: not a file: keep={job.keep} chooses when all is translated")
+            raise InputError(
+                f"output={job.output}: not a file: keep={job.keep} chooses only after everything is translated"
+            )
         if format_of(job.output) not in ("tsv", "jsonl"):
             raise InputError(
                 f"output={job.output}: keep={job.keep} leaves lines out, so it writes pairs: end the name in .tsv or "

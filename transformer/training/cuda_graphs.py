@@ -5,8 +5,8 @@
 
 Packed batches have one shape, but for the length of their offsets, of which there are few. So there is a graph for each
 of these. What differs from step to step is copied to where the graphs read it: the batch, the reciprocal of the step's
-tokens, the learning rate. Dropout draws other masks at every replay, those that it would draw without a graph: torch
-hands the seed and its own counter over each time.
+tokens, the learning rate. Dropout draws new masks at every replay, the same as without a graph: torch passes the seed
+and its own counter each time.
 """
 
 import logging
@@ -242,7 +242,7 @@ class Recorder:
         return results
 
     def _record(self, compute: Callable[[], Tensors], batch: Batch | None) -> _Recording | None:
-        """None: memory runs out, or the GPU does not allow it, so nothing is recorded any more."""
+        """None if memory runs out or the GPU refuses: then nothing is recorded any more."""
         graph = torch.cuda.CUDAGraph()
 
         # To come back to from an error: the stream, and random numbers that are not recorded.
@@ -255,7 +255,7 @@ class Recorder:
                 results = compute()
             return _Recording(graph, batch, results)
         except torch.OutOfMemoryError:
-            log.warning("a GPU this full keeps no recorded step: its host launches every kernel")
+            log.warning("too little GPU memory is left to record a step: the host launches every kernel")
         except RuntimeError as error:
             generator.graphsafe_set_state(drawn)
             self.failure = str(error).partition("\n")[0]

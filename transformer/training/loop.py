@@ -52,7 +52,9 @@ def train(job: TrainJob) -> Results:
     """
     job = checked(TrainJob, job)  # before anything is written
     if type(job) is not TrainJob:  # its further keys would be in run.json, where no training has them
-        raise InputError(f"a {type(job).__name__} is for another command: transformer.compose('train', ...)")
+        raise InputError(
+            f"train takes a TrainJob, not a {type(job).__name__}: make one with transformer.compose('train', ...)"
+        )
     with (
         process_settings_restored(),
         join_world(find_device(job)) as world,

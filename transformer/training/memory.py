@@ -1,4 +1,4 @@
-"""Whether a step fits into a GPU's memory, tried before the first one; `train.fit_memory` finds the largest that does.
+"""Whether a step fits into a GPU's memory, tried before the first step; `train.fit_memory` finds the largest that fits.
 
     Trial.fit      under train.fit_memory      largest_that_fits, by bisection
     Trial.check    what a step needs           try_step
@@ -95,7 +95,7 @@ class Trial:
             raise InputError(f"out of GPU memory in the trial before the first step: {remedy}")
 
         available = self._available
-        log.info("memory of a step: %.2f GiB in a trial; there are %.2f GiB", needed / 2**30, available / 2**30)
+        log.info("memory of a step: %.2f GiB in a trial, of %.2f GiB available", needed / 2**30, available / 2**30)
         return MemoryCheck(resolved.max_tokens, is_estimate=False, needed=int(needed), available=available)
 
     @property

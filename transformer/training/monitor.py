@@ -178,7 +178,10 @@ def _log_beginning(run: Run) -> None:
         return
 
     if run.stores.changes:
-        log.info("before %s, which makes more tokens, and so more steps of fewer pairs:", run.stores.changes)
+        log.info(
+            "before %s, which adds tokens, so that steps hold fewer pairs and an epoch has more of them:",
+            run.stores.changes,
+        )
     # The loader plans the same epoch, and says what is wrong, unless the sample was too small.
     with suppress(InputError):
         log.info("%s", sample_epoch(run.stores.plain_lengths, run.batching).describe())

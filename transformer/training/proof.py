@@ -1,13 +1,13 @@
-"""The proof of a device, a numerical self-check: the way that a training will take, beside the plain one.
+"""The proof of a device, a numerical self-check: compares the way that a training will take with the plain one.
 
     first_sound           builds one way of `ways_of` after the other, until one is sound
       Prover.prove        compares a stage of it: plain_deviation, compiled_deviation, replayed_deviation
     Prover.prove_search   at the first validation: see `decoding.proof`
 
 Loss, gradients, and what the causal mask hides are compared on sentence pairs of the corpus, of all lengths, with the
-weights that the training begins with: see `deviation`, and `numerics` for what is equal. A way that raises, deviates or
-is not finite is left for the next, on all ranks alike. What is being tried is written down before it is tried: a way
-that ends the process is not taken again.
+weights that the training begins with: see `deviation`, and `numerics` for what is equal. If a way raises, deviates or
+is not finite, all ranks go on to the next. Each way is recorded before it is tried, so one that ends the process is not
+tried again.
 """
 
 import gc
@@ -58,7 +58,7 @@ SAMPLED = 100_000  # pairs among which those that are compared are chosen
 ANOTHER_MASK = 1.5  # a compiled step's gradient may differ by so many times as much as another dropout mask makes
 MASKS = 5  # under which an uncompiled step's loss is computed: it is the mean of few tokens where a step has no more
 REMEDY = "set train.device=cpu, or train.proof=false if you know better"
-LAUNCHES = "the same command goes on, and its host launches every kernel"
+LAUNCHES = "the same command goes on, with every kernel launched by the host"
 SPREADS = 6.0  # of these losses' standard deviations, by which a compiled step's may differ
 
 
@@ -130,7 +130,7 @@ def first_sound(prover: "Prover", resolved: Resolved, build: Callable[[Resolved]
             gc.collect()  # the modules of a compiler and of DDP hold each other, and memory
 
     failures = "; ".join(f"{name}: {why}" for name, why in prover.proof.failures.items())
-    raise InputError(f"{prover.proof.device} computes no step as it should ({failures}): {REMEDY}")
+    raise InputError(f"no training step computes correctly on {prover.proof.device} ({failures}): {REMEDY}")
 
 
 class Prover:
@@ -159,8 +159,8 @@ class Prover:
         if known is not None and (known.device, known.torch) == (self.proof.device, self.proof.torch):
             self.proof = known
             if known.trying is not None:
-                log.warning("%s: not taken: an earlier start ended while it was tried", known.trying)
-                self._keep_failure(known.trying, "the process ended while it was tried")
+                log.warning("%s: not taken: an earlier start died while trying it", known.trying)
+                self._keep_failure(known.trying, "the process died while trying it")
 
     def may_take(self, way: Resolved) -> bool:
         """Whether no stage of a way has failed. All stages of the way that an earlier start has taken are sound."""
@@ -211,7 +211,7 @@ class Prover:
         self._keep_failure(name_of(way), why)
 
     def prove_search(self, decoder: BatchedDecoder) -> BatchedDecoder:
-        """The same search in a way that is sound on every rank: proven once, and known from then on."""
+        """The search in a way that is sound on every rank: proven once, then remembered."""
         if not self.compares:
             return decoder
         if self.proof.search is None:
@@ -243,7 +243,10 @@ class Prover:
         except RuntimeError:
             is_broken = True
         if self.world.any(is_broken):
-            raise Stopped(f"the GPU does not answer after a failure ({name}): the same command takes another way")
+            raise Stopped(
+                f"the GPU does not answer after a failure ({name}): give the same command again, and it takes "
+                "another way"
+            )
 
 
 # ---- how far a stage is from a plainer one --------------------------------------------------------------------------
@@ -265,7 +268,7 @@ def plain_deviation(way: Resolved, job: TrainJob, *, model: Transformer, store: 
         except RuntimeError as error:  # of the device
             text = str(error).partition("\n")[0]
             name = _device_name(device)
-            raise InputError(f"{name} does not compute even a plain step ({text}): {REMEDY}") from error
+            raise InputError(f"not even a plain step computes correctly on {name} ({text}): {REMEDY}") from error
 
         if way.attention_kernel is not None:
             compare_kernel(way, job.model, store, ids, device=device)
@@ -280,7 +283,7 @@ def plain_deviation(way: Resolved, job: TrainJob, *, model: Transformer, store: 
         return found.distance(plain)
 
     distance = _in_memory(deviation, _pairs_of_all_lengths(store, COMPARED))
-    log.info("%s computes as the plain way does: its gradient differs by %.2g", _device_name(device), distance)
+    log.info("%s agrees with the plain computation: its gradient differs by %.2g", _device_name(device), distance)
     return distance
 
 

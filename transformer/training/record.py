@@ -92,12 +92,12 @@ def _check_same_data(run: RunDir, prepared: Prepared, source: Checkpoint | None)
     changed = _changed_text(prepared, record)
     if changed:
         files = _changed_files(run, prepared)
-        raise FindingsError(f"{run.path}: was trained on other data: {'; '.join(files or changed)}")
+        raise FindingsError(f"{run.path}: was trained on different data: {'; '.join(files or changed)}")
 
     manifest = None if source is None else _origin(source).manifest_sha256
     before = None if record.init_from is None else record.init_from.manifest_sha256
     if manifest != before:
-        raise FindingsError(f"{run.path}: init_from={record.config.init_from} has other weights than it had then")
+        raise FindingsError(f"{run.path}: init_from={record.config.init_from} has had its weights changed since then")
 
 
 def _changed_files(run: RunDir, prepared: Prepared) -> list[str]:
@@ -245,11 +245,11 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
             )
     versions = {name: version for name, version in _versions().items() if record.versions.get(name) != version}
     if versions:
-        log.info("other versions than at the start: %s; numbers may differ in the last bits", versions)
+        log.info("versions have changed since the start: %s; numbers may differ in the last bits", versions)
 
 
 def _changed_data(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
-    """What differs of the training data, its pieces and its order: a run goes on with the same only."""
+    """The differences in the training data, its pieces and its order: a run resumes only with the same."""
     return _changed_text(prepared, record) + changed_order(job, prepared.mixture, checkpoint=checkpoint)
 
 

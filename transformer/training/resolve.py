@@ -92,12 +92,13 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
 
 
 def warn_of_idle_ranks(resolved: Resolved, *, tokens_per_step: int, ranks: int) -> None:
-    """Say in the log where a run that goes on with more ranks than it began with has too little for them in a step."""
+    """Warn if a run resumes with more ranks than it began with, and a step has too few micro-batches for them."""
     fewest = math.ceil(tokens_per_step / resolved.max_tokens)
     count = math.ceil(fewest / resolved.micro_batch_multiple) * resolved.micro_batch_multiple
     if count < ranks:
         log.warning(
-            "a step has %d micro-batches, for %d ranks, as the run began with fewer: train.max_tokens=%d shares it out",
+            "a step has %d micro-batches for %d ranks, as the run began with fewer ranks: train.max_tokens=%d "
+            "gives each a share",
             count,
             ranks,
             math.ceil(tokens_per_step / ranks),
@@ -111,9 +112,9 @@ def _describe_device(job: TrainJob, device: torch.device, precision: Precision) 
         if obstacle is not None:
             log.warning("training on the CPU: %s", obstacle)
     if device.type == "cuda" and torch.version.hip is not None:
-        log.warning("nobody has tried this package on a GPU of AMD's: batches are padded, and nothing is compiled")
+        log.warning("this package is untested on AMD GPUs: batches are padded, and nothing is compiled")
     if device.type == "cuda" and job.train.precision is Precision.auto and precision is Precision.fp32:
-        log.info("this GPU has no products in bf16: train.precision=fp16 is several times as fast as fp32")
+        log.info("this GPU cannot multiply in bf16: train.precision=fp16 is several times as fast as fp32")
 
 
 def _default_max_tokens(device: torch.device) -> int:
@@ -144,7 +145,7 @@ def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision)
         obstacle = _sentences_obstacle(model, device, precision)
         if obstacle is None:
             return AttentionKernel.sentences
-        log.info("train.kernels=fused %s: all but the loss is by torch's kernels", obstacle)
+        log.info("train.kernels=fused %s: torch's kernels compute all but the loss", obstacle)
 
     return AttentionKernel.varlen if _varlen_obstacle(model, device, precision) is None else None
 
@@ -228,7 +229,9 @@ def _compiles(
     in_groups = layout is LayoutKind.packed and kernel is None
     in_chunks = job.model.score is Score.additive
     if in_groups or in_chunks:
-        log.info("training is not compiled: attention is computed in parts here, as many as a batch happens to need")
+        log.info(
+            "training is not compiled: attention is computed in parts here, and their number varies with the batch"
+        )
         return False
 
     if not has_compiler(device):
@@ -245,9 +248,7 @@ def _replays(job: TrainJob, precision: Precision, *, layout: LayoutKind, kernel:
     """
     can = layout is LayoutKind.packed and kernel is not None and precision in (Precision.bf16, Precision.fp32)
     if job.train.cuda_graphs and not can:
-        log.info(
-            "steps are not recorded: for CUDA graphs, batches must be packed for a kernel of a GPU, and not in fp16"
-        )
+        log.info("steps are not recorded: CUDA graphs need packed batches, a GPU kernel for them, and bf16 or fp32")
     return can and job.train.cuda_graphs is not False
 
 
@@ -286,13 +287,13 @@ def resolve_again(job: TrainJob, before: Resolved) -> Resolved:
     device = resolve_device(job.train.device if job.train.device is not Device.auto else before.device)
     max_tokens = job.train.max_tokens or before.max_tokens
     if job.train.fit_memory:
-        log.info("train.fit_memory was for the first start: micro-batches still have %d tokens", max_tokens)
+        log.info("train.fit_memory works at the first start only: micro-batches still have %d tokens", max_tokens)
 
     threads = resolve_threads(job.train.threads)
     if job.train.threads is None:
         threads = min(before.threads, threads)
         if threads < before.threads:  # on another machine, or with more ranks on it: they would wait for each other
-            log.info("threads: %d -> %d, as there are no more cores for this rank", before.threads, threads)
+            log.info("threads: %d -> %d, as this rank has no more cores", before.threads, threads)
 
     kernel = _attention_kernel(job, device, before.precision)
     wanted = job.train.compile

@@ -198,8 +198,8 @@ def _refuse_to_replace(directory: RunDir) -> None:
     """Raise InputError where a model is all that a run has: imported, or left when its checkpoints were removed."""
     if directory.averaged.exists():
         raise InputError(
-            f"{directory.path}: there is no checkpoint to go on from, but a model that a start would remove: "
-            f"train with init_from={directory.path} in another run_dir, or remove {directory.averaged}"
+            f"{directory.path}: there is no checkpoint to go on from, and a new start would remove the averaged "
+            f"model: train with init_from={directory.path} in another run_dir, or remove {directory.averaged}"
         )
 
 
@@ -296,7 +296,7 @@ def build_run(
     if (warning := untried_torch(torch.__version__)) is not None:
         log.warning(warning)
     if device.type == "cuda":
-        log.info("attention by cuDNN is off: it would plan anew for every shape of a batch")
+        log.info("cuDNN attention is off: it would plan anew for every batch shape")
 
     # The dev set, which may change between two starts: validation only measures.
     dev = DevSet.of(prepared.dev, prepared.tokenizers, max_pieces=job.model.max_positions - 1)
@@ -348,7 +348,7 @@ class _Builder:
     trial: Trial | None  # None: no step is tried
 
     def build(self, way: Resolved) -> _Built:
-        """All of it in this way. Raises UnsoundError where a stage of it is not sound on this device."""
+        """Build everything in this way. Raises UnsoundError if a stage of it is not sound on this device."""
         state, record = self._state(way)
         store = self.stores.corpus
 

@@ -1,6 +1,6 @@
 """A run that begins with the model of another one, or with a published one, under `init_from`.
 
-The model is the other's, but for its dropout. The optimizer, the schedule and the order of the data begin anew.
+The model is the other run's, except for its dropout. The optimizer, the schedule and the order of the data begin anew.
 """
 
 import logging
@@ -44,7 +44,7 @@ def with_model_of(source: Checkpoint, job: TrainJob) -> TrainJob:
         return job
 
     shown = ", ".join(f"{name} {as_typed(value)}" for name, value in changed.items())
-    log.info("init_from=%s: the model is as it is there: %s", job.init_from, shown)
+    log.info("init_from=%s: the model takes its settings from there: %s", job.init_from, shown)
     try:
         return replace(job, model=replace(job.model, **values))
     except ValueError as error:

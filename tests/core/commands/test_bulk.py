@@ -235,7 +235,7 @@ def test_translate_refuses_other_settings_for_what_it_began_or_finished(is_finis
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"output": "in"}, "it is there, and not as this command made it"),
+        ({"output": "in"}, "it exists, but not as this command made it"),
         ({"output": "."}, "not a file"),
         ({"input": "nowhere"}, "nowhere: cannot be read"),
         ({"input": "pipe"}, "input=pipe: not a regular file"),
@@ -286,7 +286,7 @@ def test_translate_keeps_nothing_of_an_input_that_changes(run_dir: Path, monkeyp
         return ""
 
     monkeypatch.setattr(translate_stream, "format_translations", change)
-    with pytest.raises(InputError, match="in: it has changed while it was read"):
+    with pytest.raises(InputError, match="in: it changed while being read"):
         in_bulk(file_job(run_dir))
     assert sorted(os.listdir(".out.work")) == ["claims", "settings.json"]
 
@@ -517,7 +517,7 @@ def test_translate_joins_nothing_of_an_input_that_changed_unseen(
 
     with monkeypatch.context() as patch:
         patch.setattr(translate_stream._Work, "__call__", change)
-        with pytest.raises(InputError, match="in: it has changed while it was read: nothing of the new text is kept"):
+        with pytest.raises(InputError, match="in: it changed while being read: none of the new text is kept"):
             in_bulk(file_job(run_dir))
     assert not kept_blocks()
     assert not Path("out").exists()
@@ -608,7 +608,7 @@ def test_ranks_do_what_one_that_was_killed_had_claimed(run_dir: Path) -> None:
 
 def test_ranks_need_a_file_to_write(run_dir: Path) -> None:
     assert translate_on(2, job(run_dir)) == [2, 2]
-    assert "2 ranks cannot write one stream" in Path("rank-1").read_text(encoding="utf-8")
+    assert "2 ranks cannot share one stream" in Path("rank-1").read_text(encoding="utf-8")
 
 
 # --- scores
@@ -716,7 +716,7 @@ def test_ranks_keep_the_pairs_that_one_process_keeps(run_dir: Path) -> None:
             {"output": "out.txt"},
             "output=out.txt: keep=0.5 leaves lines out, so it writes pairs: end the name in .tsv or",
         ),
-        ({"output": "/dev/null"}, "output=/dev/null: not a file: keep=0.5 chooses when all is translated"),
+        ({"output": "/dev/null"}, "output=/dev/null: not a file: keep=0.5 chooses only after everything is translated"),
     ],
 )
 def test_translate_keeps_no_pairs_in_other_files(changes: dict[str, Any], message: str, run_dir: Path) -> None:

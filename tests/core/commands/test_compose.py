@@ -234,7 +234,7 @@ def test_compose_refuses_a_single_text() -> None:
 
 
 def test_compose_refuses_a_sweep() -> None:
-    with pytest.raises(InputError, match=r"^train\.seed=1,2: one value, or --multirun"):
+    with pytest.raises(InputError, match=r"^train\.seed=1,2: give one value, or --multirun"):
         compose("train", ["train.seed=1,2"])
 
 

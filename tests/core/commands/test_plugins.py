@@ -153,7 +153,9 @@ def test_find_executes_nothing_that_only_a_run_names(site: Path, monkeypatch: py
     monkeypatch.setattr(plugins, "_allowed", set())
     try:
         assert plugins.is_known("format", "po")
-        with pytest.raises(InputError, match=r"^the format po is of the package my_plugins, and not asked for here"):
+        with pytest.raises(
+            InputError, match=r"^the format po comes with the package my_plugins, but is not enabled here"
+        ):
             plugins.find("format", "po")
         assert "my_plugins" not in sys.modules
         plugins.allow("po")

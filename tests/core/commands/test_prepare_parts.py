@@ -301,10 +301,10 @@ def test_prepare_refuses_a_part_of_other_text_than_part_0_has_read(job: TrainJob
     part(job, 1, 3)
     change_a_word(job)
     with pytest.raises(
-        InputError, match=r"train\.en: not the text that part 0 has read: put that back, or give part=0/3"
+        InputError, match=r"train\.en: the text has changed since part 0 read it: restore it, or give part=0/3"
     ):
         part(job, 2, 3)
-    with pytest.raises(InputError, match=r"^the text has changed since part 0 has read it: give part=0/3 again, or "):
+    with pytest.raises(InputError, match=r"^the text has changed since part 0 read it: give part=0/3 again, or "):
         prepare(job)
 
     part(job, 0, 3)

@@ -198,7 +198,8 @@ def test_recipe_tensor2tensor_with_the_big_model_is_its_transformer_big() -> Non
 def test_scale_of_equation_3_beside_the_rate_of_an_experiment_is_refused() -> None:
     """It would have no effect. A recipe's own is overridden by the experiment, which the log says."""
     with pytest.raises(
-        InputError, match=r"^train\.learning_rate_scale=2: the peak is train\.learning_rate=0\.001: add "
+        InputError,
+        match=r"^train\.learning_rate_scale=2: no effect while train\.learning_rate=0\.001 sets the peak: add ",
     ):
         compose("train", ["experiment=small", "train.learning_rate_scale=2"])
     for rate, peak in (("null", 2 / math.sqrt(512 * 1000)), ("0.5", 0.5)):

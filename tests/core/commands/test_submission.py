@@ -119,7 +119,8 @@ def test_submission_reads_results_from_the_runs_and_submits_what_is_not_finished
     for seed, message in {
         2: "too many skipped updates",
         3: f"the job's process was killed by signal 9: {goes_on}",
-        4: f"the job has ended without a word (NODE_FAIL), as by a kill or for want of memory: {goes_on}",
+        4: "the job ended without a message (NODE_FAIL); it may have been killed, or have run out of memory: "
+        + goes_on,
     }.items():
         where = f"the log of job 7_{seed - 1} is {tmp_path}/folder/7_{seed - 1}_0_log.err"
         assert errors.pop(0) == f"run {seed} of the sweep failed (train.seed={seed}): {message}; {where}"
@@ -313,7 +314,7 @@ def test_submission_to_slurm_trains_on_two_ranks_and_reports_a_node_that_fails(t
     assert out.count("model: ") == 1
     assert (tmp_path / "requeue-4711_0").exists()
     assert results_of(first)["steps"] == 300
-    assert "run 2 of the sweep failed (train.seed=2): the job has ended without a word (NODE_FAIL)" in err
+    assert "run 2 of the sweep failed (train.seed=2): the job ended without a message (NODE_FAIL)" in err
     assert {begun["ranks"] for begun in read(first / "history.json")["starts"]} == {2}
 
 

@@ -86,7 +86,7 @@ REFUSED = {
         "sacrebleu:wmt20/tworefs",
         ("en", "de"),
         two_references,
-        r"2 references, and a test set of a run has one; .* 'references=\[\S+ref-0,\S+ref-1\]'",
+        r"2 references, but a run's test set can have only one; .* 'references=\[\S+ref-0,\S+ref-1\]'",
     ),
     "no network": (
         "sacrebleu:wmt14/full",

@@ -171,7 +171,9 @@ def test_run_dir_has_the_files_of_the_design(finished: Path) -> None:
 def test_train_refuses_the_job_of_another_command(job: TrainJob, tmp_path: Path) -> None:
     """Its further keys would be in run.json, which no command would read again."""
     other = PrepareJob(run_dir=str(tmp_path / "a"), data=job.data)
-    with pytest.raises(InputError, match=r"^a PrepareJob is for another command: transformer\.compose"):
+    with pytest.raises(
+        InputError, match=r"^train takes a TrainJob, not a PrepareJob: make one with transformer\.compose"
+    ):
         train(other)
     assert not (tmp_path / "a").exists()
 
@@ -856,7 +858,7 @@ def test_average_takes_the_last_checkpoints_asked_for(
 ) -> None:
     run_command("average", AverageJob(run_dir=str(copied), last=last))
     listed = ", ".join(map(str, steps))
-    warnings = ["6 checkpoints were to be averaged, and 4 are there (train.keep_last)"] if last > 4 else []
+    warnings = ["6 checkpoints should be averaged, but only 4 exist (see train.keep_last)"] if last > 4 else []
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == warnings
     assert capsys.readouterr().out == f"{copied / 'averaged'}: mean of steps {listed}\n"
     run_command("average", AverageJob(run_dir=str(copied), last=last, format=Format.json))
@@ -914,7 +916,7 @@ def test_average_says_where_fewer_checkpoints_are_validated_than_it_was_asked_fo
 ) -> None:
     progress = Progress(validations=[Validation(step, loss=2.0, nll=2.0, bleu=1.0, chrf=1.0) for step in (3, 6)])
     assert best_kept_steps(validated, progress, metric=Metric.loss, count=4) == [3, 6]
-    assert caplog.messages == ["only 2 checkpoints are validated and there, not 4: see train.validate_every"]
+    assert caplog.messages == ["only 2 validated checkpoints exist, not 4: see train.validate_every"]
 
 
 def test_average_of_the_best_is_refused_where_none_was_validated(corpus: DataConfig, tmp_path: Path) -> None:
@@ -937,7 +939,7 @@ def test_train_keeps_checkpoints_of_an_earlier_schedule_until_there_are_new_ones
     caplog.clear()
     run(tiny_job(run_dir, corpus, max_steps=18, save_every=6, **recipe))
     assert steps_of(run_dir) == [8, 12, 18]
-    assert "3 checkpoints were to be averaged, and 2 are there" in caplog.text
+    assert "3 checkpoints should be averaged, but only 2 exist" in caplog.text
     run(tiny_job(run_dir, corpus, max_steps=24, save_every=6, **recipe))
     assert steps_of(run_dir) == [12, 18, 24]
     assert read(run_dir / "averaged" / "state.json")["averaged"] == [12, 18, 24]
@@ -947,7 +949,7 @@ def test_train_refuses_to_begin_anew_over_an_averaged_model(copied: Path, job: T
     """What is left where checkpoints were removed for room; other runs may begin with it."""
     shutil.rmtree(copied / "checkpoints")
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
-    with pytest.raises(InputError, match="a model that a start would remove: train with init_from="):
+    with pytest.raises(InputError, match="a new start would remove the averaged model: train with init_from="):
         run(replace(job, run_dir=str(copied)))
     assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
     assert translated(copied, b"one two\n").count(b"\n") == 1

@@ -423,7 +423,9 @@ def test_init_from_refuses_a_vocabulary_that_its_run_has_not(
 ) -> None:
     one = run(tiny_job(tmp_path / "one", corpus, max_steps=2, average=1, save_every=2, validate_every=2))
     job = replace(two(tiny_job(tmp_path / "warm", corpus, **STILL)), init_from=str(one))
-    with pytest.raises(InputError, match=r"one: one vocabulary serves both languages there: leave tokenizer\.target"):
+    with pytest.raises(
+        InputError, match=r"one: that run has one vocabulary for both languages: leave tokenizer\.target"
+    ):
         run(job)
 
     job = replace(two(job, model=str(one / FILES[0])), init_from=finished.run_dir)

@@ -278,7 +278,7 @@ def test_init_from_takes_the_number_of_learned_positions(corpus: DataConfig, oth
 @pytest.mark.parametrize("override", ["model.d_ff=32", "+model.norm=pre", "model.biases=false"])
 def test_init_from_refuses_settings_of_the_model_beside_it(override: str) -> None:
     key = override.lstrip("+").partition("=")[0]
-    with pytest.raises(InputError, match=f"init_from=a brings its own model: leave {key} out; of model.* there may be"):
+    with pytest.raises(InputError, match=f"init_from=a brings its own model: leave {key} out; of model.*, only these"):
         compose("train", ["init_from=a", override])
     job = compose("train", ["init_from=a", "model.dropout=0.3", "model.max_positions=300"])
     assert (job.model.dropout, job.model.max_positions) == (0.3, 300)

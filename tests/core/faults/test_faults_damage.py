@@ -138,7 +138,7 @@ def same_end(run_dir: Path, trained: Path) -> bool:
 FELL_BACK = (
     "; falling back to step-",
     "; using the last checkpoint instead",
-    "is missing: it would say in which precision",
+    "is missing, so the precision of training is unknown",
 )
 
 

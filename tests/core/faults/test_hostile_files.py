@@ -521,9 +521,9 @@ def test_store_notices_that_a_file_was_cut_under_it(tmp_path: Path, kind: str, s
     everything = np.arange(10_000)
     assert store.gather(everything, side).counts.sum() == [20_000, 15_000][side]
     os.truncate(tmp_path / "store" / f"{SIDES[side]}.{kind}", 4096)
-    with pytest.raises(StorageError, match=rf"store/{SIDES[side]}\.{kind}: cut short while it was in use: start again"):
+    with pytest.raises(StorageError, match=rf"store/{SIDES[side]}\.{kind}: truncated while in use: start again"):
         store.gather(everything, side)
-    with pytest.raises(StorageError, match="cut short while it was in use"):
+    with pytest.raises(StorageError, match="truncated while in use"):
         _ = store.lengths[everything]
 
 
@@ -633,7 +633,7 @@ def test_compose_reads_nothing_of_hydras(tmp_path: Path, word: str) -> None:
     text = f"# @package _global_\ndata:\n  root: {word}\n"
     (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
     for given in (["experiment=mine"], ["experiment=base", f"data.root='{word}'"]):
-        with pytest.raises(InputError, match=r"settings are stored with the run, so Hydra's are not read"):
+        with pytest.raises(InputError, match=r"a run stores its settings, so Hydra's are not read"):
             compose("train", given, config_dir=tmp_path)
 
 

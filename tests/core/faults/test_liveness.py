@@ -280,8 +280,8 @@ def test_meeting_in_time_says_that_it_waits_for_a_rank_that_died_before(tmp_path
     assert ranks(2, action, tmp_path) == [PeerError.exit_status, 9]
     waits, gives_up = (tmp_path / "rank-0").read_text(encoding="utf-8").splitlines()
     assert waits == (
-        "rank 0 of 2 still waits for the others: it gives up after 2 seconds; look whether one has died, or was not "
-        "started"
+        "rank 0 of 2 is still waiting for the others, and gives up after 2 seconds: check whether one died or was "
+        "never started"
     )
     assert gives_up.startswith("the ranks have not found each other in 2 seconds: ")
 

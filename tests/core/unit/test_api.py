@@ -236,10 +236,10 @@ def translator(run_dir: Path) -> transformer.Translator:
 # A text is a sequence of texts, too: each letter would be translated.
 NOT_TEXTS: dict[str, tuple[Any, str]] = {
     "a text": ("one two", r"NAME must be a list of texts: for a single one, give \[text\]"),
-    "bytes": (b"one", "NAME=b'one' must be a list of texts, or another iterable that has an order"),
+    "bytes": (b"one", "NAME=b'one' must be a list of texts, or another ordered iterable"),
     "a path": (Path("in.txt"), r"NAME=PosixPath\('in.txt'\) must be a list of texts"),
     "a number": (7, "NAME=7 must be a list of texts"),
-    "a set": ({"one"}, "NAME={'one'} must be a list of texts, or another iterable that has an order"),
+    "a set": ({"one"}, "NAME={'one'} must be a list of texts, or another ordered iterable"),
     "a dict": ({"one": "two"}, "NAME={'one': 'two'} must be a list of texts"),
     "None in it": (["one", None], r'NAME\[1\]=None must be a text \(str\): a blank one is ""'),
     "bytes in it": ([b"one"], r"NAME\[0\]=b'one' must be a text \(str\): decode it first"),
@@ -416,10 +416,13 @@ CALLS: dict[str, tuple[Callable[[Any, Any], object], str]] = {  # of a translato
         "nowhere: no such folder",
     ),
     # train
-    "train None": (lambda t, run: api.train(None), "a NoneType is no TrainJob: transformer.compose makes one"),
-    "train a name": (lambda t, run: api.train("demo"), "a str is no TrainJob"),
-    "train overrides": (lambda t, run: api.train(["experiment=demo"]), "a list is no TrainJob"),
-    "train another job": (lambda t, run: api.train(TranslateJob()), "a TranslateJob is no TrainJob"),
+    "train None": (
+        lambda t, run: api.train(None),
+        "expected a TrainJob, not a NoneType: make one with transformer.compose",
+    ),
+    "train a name": (lambda t, run: api.train("demo"), "expected a TrainJob, not a str"),
+    "train overrides": (lambda t, run: api.train(["experiment=demo"]), "expected a TrainJob, not a list"),
+    "train another job": (lambda t, run: api.train(TranslateJob()), "expected a TrainJob, not a TranslateJob"),
     # equation 1
     "lengths above": (
         lambda t, run: api.Padded.of([3], width=2),
@@ -516,7 +519,7 @@ def test_run_does_what_commands_do_and_returns_what_they_find(
     assert (tmp_path / "out.de").read_text(encoding="utf-8").count("\n") == 1
     assert capsysbinary.readouterr().out == b""
 
-    with pytest.raises(InputError, match=r"^a str is the job of no command: transformer\.compose makes one$"):
+    with pytest.raises(InputError, match=r"^no command takes a str: make a job with transformer\.compose$"):
         transformer.run("train")  # type: ignore[arg-type]
 
 
@@ -624,7 +627,7 @@ FIELDS: dict[str, tuple[object, str]] = {
     "data.root": ("\ud800", r"job.data.root='\\ud800' is not text: it has a NUL, or half of a character"),
     "init_from": (7, "job.init_from=7 is not of type str"),
     "data.train.src": (["a", "a\0b"], r"job.data.train.src\[1\]='a\\x00b' is not text: it has a NUL, or half of a c"),
-    "data.extra": (_ENDLESS, "job has a value that holds itself, or values within one another without end"),
+    "data.extra": (_ENDLESS, "job contains itself, or is nested without end"),
 }
 
 

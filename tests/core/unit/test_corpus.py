@@ -60,7 +60,7 @@ def test_read_pairs_reads_utf16_behind_its_mark(
     for skip in (0, 390):
         pairs = list(read_pairs(path, other, skip=skip))
         assert pairs == [(line, f"en {n}") for n, line in enumerate(lines)][skip:]
-    assert caplog.messages == [f"{path}: UTF-16, as Excel writes it: read as such"]
+    assert caplog.messages == [f"{path}: read as UTF-16, which Excel writes"]
 
 
 def test_read_pairs_shifts_no_pair_whatever_strange_thing_is_in_one(tmp_path: Path) -> None:

@@ -438,7 +438,7 @@ def test_choose_local_device_lets_ranks_share_a_gpu_where_the_environment_says_s
     [
         ({"WORLD_SIZE": "2"}, r"variable RANK expected.* RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT$"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "variable MASTER_ADDR expected"),
-        ({"WORLD_SIZE": "two"}, r"^WORLD_SIZE=two: how many processes there are: a whole number$"),
+        ({"WORLD_SIZE": "two"}, r"^WORLD_SIZE=two: must be the number of processes, a whole number$"),
     ],
 )
 def test_join_world_names_what_a_launcher_forgot(
@@ -460,7 +460,7 @@ def test_join_world_leaves_no_process_group_where_the_ranks_do_not_meet(tmp_path
 
     def meet() -> None:
         pytest.MonkeyPatch().setattr(dist, "new_group", lose_the_network)
-        with pytest.raises(PeerError, match="do not find each other"), join_world(torch.device("cpu")):
+        with pytest.raises(PeerError, match="cannot reach each other"), join_world(torch.device("cpu")):
             pass
         assert not dist.is_initialized()
 

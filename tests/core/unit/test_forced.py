@@ -347,7 +347,7 @@ def test_translate_reads_prefixes_line_by_line(run_dir: Path, tmp_path: Path) ->
     path.write_text("the old\n\na\n", encoding="utf-8")
     found = output_of(run_dir, b"two dog\na cat\na bird\n", prefix=str(path)).split("\n")
     assert [found[0][:7], found[2][:1]] == ["the old", "a"]
-    with pytest.raises(InputError, match=r"begin\.txt has 3 lines, and there are more to translate"):
+    with pytest.raises(InputError, match=r"begin\.txt has 3 lines, but there are more to translate"):
         output_of(run_dir, b"a\nb\nc\nd\n", prefix=str(path))
     with pytest.raises(InputError, match=r"begin\.txt:3: there are only 2 lines to translate"):
         output_of(run_dir, b"a\nb\n", prefix=str(path))

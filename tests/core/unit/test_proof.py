@@ -210,7 +210,9 @@ def test_proof_ends_in_words_where_no_way_is_sound(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proof, "largest_leak", lambda model, batch: math.nan)
-    with pytest.raises(InputError, match=r"computes no step as it should \(packed.*; padded.*\): set train.device=cpu"):
+    with pytest.raises(
+        InputError, match=r"no training step computes correctly on .* \(packed.*; padded.*\): set train.device=cpu"
+    ):
         run(job(tmp_path / "a", corpus))
 
 
@@ -224,7 +226,7 @@ def test_proof_ends_in_words_where_the_device_computes_nothing(
 
     monkeypatch.setattr(proof, "plain_gradient", fail)
     with pytest.raises(
-        InputError, match=r"does not compute even a plain step \(CUDA error: no kernel .*device\): set tr"
+        InputError, match=r"not even a plain step computes correctly on .* \(CUDA error: no kernel .*device\): set tr"
     ):
         run(job(tmp_path / "a", corpus))
 
@@ -244,7 +246,7 @@ def test_proof_takes_another_way_after_one_that_ended_the_process(
 
     folder = run(job(tmp_path / "a", corpus))
     assert found(folder)["way"] == PADDED
-    assert found(folder)["failures"] == {PACKED: "the process ended while it was tried"}
+    assert found(folder)["failures"] == {PACKED: "the process died while trying it"}
     assert losses(folder) == padded
 
 
@@ -380,8 +382,8 @@ def test_prove_ends_the_process_in_which_a_step_could_not_be_recorded() -> None:
     """Torch's allocator is left in disorder. The same command takes the way that was sound before."""
     _, taken, kept = ways_tried(None, {STAGES[2]: UnrecordedError("operation not permitted")})
     assert taken == (
-        "Stopped: a step could not be recorded (operation not permitted): the same command goes on, and its host "
-        "launches every kernel"
+        "Stopped: a step could not be recorded (operation not permitted): the same command goes on, with every kernel "
+        "launched by the host"
     )
     assert kept.failures == {STAGES[2]: "operation not permitted"}
     assert ways_tried(kept, {})[:2] == ([], STAGES[1])
@@ -628,7 +630,7 @@ def test_train_takes_plain_searches_after_one_that_ended_the_process(
 
     folder = run(job(tmp_path / "a", corpus))
     assert (found(folder)["way"], found(folder)["search"]) == (PACKED, PLAIN)
-    assert found(folder)["failures"] == {f"searches with {FUSED}": "the process ended while it was tried"}
+    assert found(folder)["failures"] == {f"searches with {FUSED}": "the process died while trying it"}
     assert measured(folder) == validated
 
 
@@ -686,7 +688,7 @@ def test_prove_search_ends_in_words_where_the_search_itself_is_wrong(
         return of_slots(self)
 
     monkeypatch.setattr(DecoderState, "slots", short)
-    with pytest.raises(InputError, match=r"searches as it should in no way \(fused attention: .*\): set device=cpu"):
+    with pytest.raises(InputError, match=r"no search computes correctly on .* \(fused attention: .*\): set device=cpu"):
         prove_search(load(trained, precision="fp64", beam_size=1).decoder)
 
 

@@ -159,7 +159,7 @@ def test_replay_that_fails_leaves_the_search_to_the_plain_loop(
     assert fixed.replay is not None
     assert not fixed.replay.is_recording
     [line] = caplog.messages
-    assert line.startswith("the GPU replays no step of a search from now on (")
+    assert line.startswith("search steps are no longer replayed on the GPU (")
 
 
 def test_batches_keep_their_replay_in_a_copy() -> None:

@@ -154,7 +154,7 @@ def test_resolve_settings_on_amd_is_plain(monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(torch.version, "hip", "6.3")
     resolved = resolve_settings(job(), 1)
     assert (resolved.layout, resolved.compile, resolved.attention_kernel) == (LayoutKind.padded, False, None)
-    assert "nobody has tried this package on a GPU of AMD's" in caplog.text
+    assert "this package is untested on AMD GPUs" in caplog.text
     assert "torch's kernel for packed ones needs an NVIDIA GPU since Ampere" in caplog.text
 
 
@@ -181,7 +181,7 @@ def test_warn_of_idle_ranks_where_a_step_has_fewer_micro_batches_than_there_are_
     warn_of_idle_ranks(alone, tokens_per_step=8000, ranks=2)
     assert caplog.text == ""
     warn_of_idle_ranks(alone, tokens_per_step=8000, ranks=3)
-    assert "a step has 2 micro-batches, for 3 ranks" in caplog.text
+    assert "a step has 2 micro-batches for 3 ranks" in caplog.text
     assert "train.max_tokens=2667" in caplog.text
     caplog.clear()
     warn_of_idle_ranks(replace(alone, micro_batch_multiple=3), tokens_per_step=8000, ranks=3)
@@ -342,7 +342,7 @@ def test_resolve_settings_records_steps_wherever_a_gpu_can_replay_them(caplog: p
     assert resolve_settings(job(cuda_graphs=True), 2).cuda_graphs, "unless they are asked to replay them"
     assert "steps are not recorded" not in caplog.text
     assert not resolve_settings(job(layout=LayoutKind.padded, cuda_graphs=True), 1).cuda_graphs
-    assert "steps are not recorded: for CUDA graphs, batches must be packed" in caplog.text
+    assert "steps are not recorded: CUDA graphs need packed batches" in caplog.text
 
 
 @pytest.mark.usefixtures("gpu")
@@ -351,7 +351,7 @@ def test_resolve_again_fits_no_memory(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     before = replace(resolve_settings(job(fit_memory=True), 1), max_tokens=12_345)
     assert resolve_again(job(fit_memory=True), before).max_tokens == 12_345
-    assert "train.fit_memory was for the first start: micro-batches still have 12345 tokens" in caplog.text
+    assert "train.fit_memory works at the first start only: micro-batches still have 12345 tokens" in caplog.text
 
 
 def test_find_device_is_that_of_the_run_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +421,7 @@ def test_resolve_settings_takes_fewer_threads_where_a_run_goes_on_with_fewer_cor
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         run(tiny_job(tmp_path / "a", corpus, max_steps=step, average=1, save_every=1, threads=asked))
     assert used[::3] == [4, 4, 2, 3]  # `train` and the test put back what they found
-    assert "threads: 4 -> 2, as there are no more cores for this rank" in caplog.text
+    assert "threads: 4 -> 2, as this rank has no more cores" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,9 @@ def test_pair_up_names_a_file_without_a_counterpart(sources: list[str], targets:
     ],
 )
 def test_pair_up_refuses_names_with_other_numbers(sources: list[str], targets: list[str], pair: str) -> None:
-    with pytest.raises(InputError, match=rf"^{pair} would be paired, .* other numbers: .* data\.train\.src"):
+    with pytest.raises(
+        InputError, match=rf"^{pair} would be paired, .* numbers in their names differ: .* data\.train\.src"
+    ):
         pair_up([*map(Path, sources)], [*map(Path, targets)], "data.train")
 
 
@@ -117,7 +119,7 @@ def test_pair_up_takes_like_numbers_and_names_that_have_nothing_in_common(target
 @pytest.mark.usefixtures("corpus")
 def test_pair_up_takes_one_side_for_both_only_of_a_single_file() -> None:
     assert list(find(src="a.en", tgt="a.en").pairs()) == [("a.en", "a.en")]
-    with pytest.raises(InputError, match=r"name the same files, b\.en and so on: name those of one side$"):
+    with pytest.raises(InputError, match=r"name the same files, b\.en and so on: name the files of one side in each$"):
         find(src="b*.en", tgt="b*.en")
 
 

@@ -199,14 +199,14 @@ def test_read_table_of_csv_looks_at_its_first_lines_only(tmp_path: Path) -> None
         ("en,de\na\n", ":2: 1 columns, not 2: put a cell that has what separates columns between quotation marks"),
         ("en,de\n\na, b,c\n", ":3: 3 columns, where the first row has 2: put a cell that has "),
         ('en,de\n"a\nb",c\n"d" e,f\n', ":4: not valid CSV ("),
-        ('en,de\na,b\n"c,d\ne,f\n', ":3: not valid CSV (unexpected end of data): in a cell "),
+        ('en,de\na,b\n"c,d\ne,f\n', ":3: not valid CSV (unexpected end of data): inside a quoted cell"),
         ('en,de\n"' + "a\n" * 200_000, ":2: not valid CSV (field larger than field limit"),
         (b"en,de\nf\xfcr,c\n", ":2: not UTF-8: byte 2 of the line is 0xfc: "),
-        ("en;de\nä;ö\nü".encode("utf-16")[:-1], ":3: not UTF-16, as which it begins: save the file again"),
+        ("en;de\nä;ö\nü".encode("utf-16")[:-1], ":3: not valid UTF-16, though the file begins"),
         ('sep="\nen,de\na,b\n', ":1: no column 'en' in the first row, which has 'sep=\"': "),  # Python 3.13 refuses
         ("sep=\r\r\nen,de\na,b\n", ":1: no column 'en' in the first row, which has 'sep='"),
         ("en,de\na,b".encode("utf-32"), ":1: not UTF-8: byte 1 of the line is 0xff: "),
-        (b"\xff\xfee\0n\0\n\0\x00\xd8a\0", ":2: not UTF-16, as which it begins: save the file again"),
+        (b"\xff\xfee\0n\0\n\0\x00\xd8a\0", ":2: not valid UTF-16, though the file begins"),
     ],
 )
 def test_read_table_names_the_line_of_bad_csv(content: str | bytes, message: str, tmp_path: Path) -> None:

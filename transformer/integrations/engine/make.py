@@ -113,11 +113,15 @@ def _searcher_of(
     with suppress(CheckpointError):  # missing, or damaged
         files = read_engine(folder)
         return Searcher(folder, vocabularies, quantization=quantization, device=translator.device, files=files)
-    log.info("%s: making what CTranslate2 searches with, once", folder)
+    log.info("%s: converting the model for CTranslate2, once", folder)
     try:
         build_once(folder, fill, is_usable=partial(is_sound, read_engine), marks=MARKS)
     except OSError as error:
-        log.warning("%s: cannot be written (%s): made in a temporary folder, for this time", folder, error.strerror)
+        log.warning(
+            "%s: cannot be written (%s): converting in a temporary folder, for this command only",
+            folder,
+            error.strerror,
+        )
         try:
             folder = temporary_folder()
             is_temporary = True

@@ -300,7 +300,7 @@ class Searcher:
                 found = json.loads(files.get(f"{side}_vocabulary.json", files.get("shared_vocabulary.json", b"")))
             if found != pieces:
                 raise InputError(
-                    f"{self.folder}: its vocabulary is not the run's: remove the folder, which is made again"
+                    f"{self.folder}: its vocabulary is not the run's: remove the folder; it will be made again"
                 )
 
 

@@ -46,8 +46,8 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
     if target in OWN_FORM:
         if config.norm is Norm.pre:
             raise InputError(
-                f"model.norm=pre: {name} decodes with keys and values that have no norm before them, which it trains "
-                f"with; {other}"
+                f"model.norm=pre: {name} applies the norm before keys and values in training, but not when "
+                f"decoding; {other}"
             )
         if config.start is Start.learned:
             raise InputError(
@@ -64,8 +64,8 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
 
     if target is Target.argos and config.positions is Positions.learned and config.max_positions <= MOST_INPUT:
         raise InputError(
-            f"model.max_positions={config.max_positions}: Argos gives a model sources of up to {MOST_INPUT} pieces, "
-            "and learned positions end before; to=ctranslate2 can express it"
+            f"model.max_positions={config.max_positions}: Argos passes sources of up to {MOST_INPUT} pieces, more "
+            "than the learned positions cover; to=ctranslate2 can express it"
         )
 
 
@@ -87,8 +87,8 @@ def check_pieces(tokenizers: Tokenizers, target: Target) -> None:
         return
     if target in (Target.onnx, *OWN_FORM) and any(tokenizer.is_listed for tokenizer in tokenizers.sides):
         raise InputError(
-            f"to={target.value}: the ids of this run's pieces are those of a list, as in Marian's models, and not "
-            "SentencePiece's own; to=ctranslate2 and to=huggingface can express it"
+            f"to={target.value}: this run takes its ids from a list of pieces, as Marian's models do, not from "
+            "SentencePiece; to=ctranslate2 and to=huggingface can express it"
         )
 
 
@@ -104,7 +104,7 @@ def marian_heads(config: ModelConfig, name: str = "Marian") -> Heads:
     for key, needed in (("d_k", config.key_width), ("d_v", config.value_width)):
         if needed > width:
             raise InputError(
-                f"model.{key}={needed}: the heads of {name} share model.d_model={config.d_model}, "
-                f"{width} for each of {count}; to=ctranslate2 and to=onnx can express it"
+                f"model.{key}={needed}: {name} divides model.d_model={config.d_model} among the heads, {width} "
+                f"for each of {count}; to=ctranslate2 and to=onnx can express it"
             )
     return Heads(count, width)

@@ -3,8 +3,8 @@
     copy_run    a run at a commit -> CACHE/OWNER--NAME/COMMIT, fetched once, verified whenever it is named
     seal_run    writes MANIFEST.json, the sizes and digests of the files, before they are sent
 
-A copy is a run directory like any other, without what training needs to go on: each checkpoint but one, the moments,
-the log. What a hub sends is not trusted: names come from a fixed list, and everything is compared with its manifest.
+A copy is a run directory like any other, without what only training needs: all checkpoints but one, the moments, the
+log. What a hub sends is not trusted: names come from a fixed list, and everything is compared with its manifest.
 """
 
 import logging
@@ -46,7 +46,9 @@ def copy_run(model: HubModel, what: str) -> Path:
     StorageError where there is no room for it.
     """
     if f"{RunDir(Path()).averaged.name}/{MANIFEST}" not in model.files:
-        raise InputError(f"{what}: a run without its average: `transformer push` sends a run with what commands need")
+        raise InputError(
+            f"{what}: the run has no averaged model: `transformer push` sends one with all that commands need"
+        )
 
     path = copies_of(model.name) / model.revision
     if not is_intact(path):

@@ -4,7 +4,8 @@
     vocab.json, source.spm, target.spm    -> Tokenizers; which row of theirs each id of ours has
     model.safetensors                     -> weights under our names, rows by our ids, channels in our order
 
-Nothing is executed, and no code of `transformers` is used. What the folder asks for and ours does not have is refused.
+Nothing is executed, and no code of `transformers` is used. Settings of the folder that our model does not support are
+refused.
 
 Marian's decoder starts from a row of zeros, which `transformers` keeps as that of padding, and generates never. Here it
 is the frozen row of BOS (`model.start=zeros`), and PAD has another; neither has a probability. So probabilities are
@@ -189,9 +190,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         values = read_json(_followed(path))
     except FileNotFoundError as error:
-        raise InputError(
-            f"{path}: not there: a folder that `save_pretrained` of a MarianMTModel wrote has it"
-        ) from error
+        raise InputError(f"{path}: missing: MarianMTModel.save_pretrained writes it") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
@@ -269,7 +268,7 @@ def _name_undone(of_search: _Settings, *, banned: Collection[object]) -> None:
         found["bad_words_ids"] = [word for word in words if word not in [[index] for index in banned]]
     if named := [key for key, value in sorted(found.items()) if value and value != UNDONE[key]]:
         log.warning(
-            "%s: translations will differ where these count, which are not done here: %s",
+            "%s: these settings are not supported here, so translations may differ: %s",
             of_search.path,
             ", ".join(named),
         )
@@ -337,7 +336,7 @@ def _read_ids(path: Path, size: int) -> dict[str, int]:
     if not all(type(index) is int for index in ids.values()) or sorted(ids.values()) != list(range(len(ids))):
         raise InputError(f"{path}: not the ids from 0 on, each once")
     if len(ids) != size:
-        raise InputError(f"{path}: it has {len(ids)} pieces, and {CONFIG} asks for {size}")
+        raise InputError(f"{path}: it has {len(ids)} pieces, but {CONFIG} asks for {size}")
     for piece in ("</s>", "<unk>"):
         if piece not in ids:
             raise InputError(f"{path}: it has no {piece}")
@@ -357,10 +356,10 @@ def _order(ids: Mapping[str, int], path: Path, *, start: int | None, eos: int | 
         padding = None
     special = [padding, ids["<unk>"], begin, ids["</s>"]]
     if eos is not None and ids["</s>"] != eos:
-        raise InputError(f"{path}: </s> is {ids['</s>']}, and eos_token_id of {CONFIG} is {eos}")
+        raise InputError(f"{path}: </s> is {ids['</s>']}, but eos_token_id of {CONFIG} is {eos}")
     known = [row for row in special if row is not None]
     if len(set(known)) < len(known) or any(row >= len(ids) for row in known):
-        raise InputError(f"{path}: decoder_start_token_id={start} of {CONFIG} is no piece of its own here")
+        raise InputError(f"{path}: decoder_start_token_id={start} of {CONFIG} is not a piece of its own here")
 
     return ordered(ids, special=special)
 
@@ -482,7 +481,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if not _is_plain(tensor):
             raise InputError(
-                f"{path}: {name!a:.80} is not a plain tensor, of which the file has every number: save the model by "
+                f"{path}: {name!a:.80} is not a plain tensor that is whole in the file: save the model by "
                 "save_pretrained"
             )
     return dict(tensors)

@@ -196,7 +196,9 @@ def read_array(array: Array) -> dict[str, Value]:
     """The settings in the array of `SETTINGS`. Raises ValueError."""
     data = array.astype(np.uint8).tobytes() if array.dtype.itemsize == 1 else b""
     if not 0 < len(data) <= LARGEST_SETTINGS:
-        raise ValueError(f"it has {array.size} numbers of type {array.dtype}, and is a text of Marian's settings")
+        raise ValueError(
+            f"it should be the text of Marian's settings, but is {array.size} numbers of type {array.dtype}"
+        )
     try:
         return read_settings(data.rstrip(b"\0").decode())
     except UnicodeDecodeError:

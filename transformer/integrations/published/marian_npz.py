@@ -4,9 +4,9 @@
     *.spm               one SentencePiece model for both sides, or one each      -> Tokenizers
     model.npz.decoder.yml, decoder.yml or model.npz.yml, beside it               -> the names of these, SearchConfig
 
-Nothing is executed, and what the file asks for and ours does not have is refused by its name. The names of weights and
-settings are those of `marian_form`, which the export writes. The decoder starts from zeros, and there is no class for
-padding (`model.start=zeros`); pieces called `<s>` and `<pad>` are classes like any other, unless the export wrote them.
+Nothing is executed, and settings that our model does not support are refused by name. The names of weights and settings
+are those of `marian_form`, which the export writes. The decoder starts from zeros, and there is no class for padding
+(`model.start=zeros`); pieces called `<s>` and `<pad>` are classes like any other, unless the export wrote them.
 """
 
 import io
@@ -109,13 +109,13 @@ def find_files(model: Path, vocabularies: Sequence[str] | None) -> MarianFiles:
         # By the last part of its name: what lies beside the model is its vocabulary, wherever it was trained.
         vocabularies = [str(model.parent / os.path.basename(name)) for name in named]
     if not 1 <= len(vocabularies) <= 2:
-        raise InputError(f"{model}: {len(vocabularies)} vocabularies: a model here has one, or one for each language")
+        raise InputError(f"{model}: {len(vocabularies)} vocabularies: name one, or one for each language")
     source, target = vocabularies[0], vocabularies[-1]
     for name in (source, target):
         if not name.endswith(".spm"):
             raise InputError(
-                f"{name}: not a SentencePiece model (.spm), the kind of vocabulary that is read here; a model of "
-                "OPUS-MT, which has vocab.yml, comes in by transformers: docs/models.md"
+                f"{name}: not a SentencePiece model (.spm), the only kind of vocabulary read here; for OPUS-MT's "
+                "models, which have vocab.yml, take the transformers form: docs/models.md"
             )
     return MarianFiles(model, (Path(source), Path(target)), config)
 
@@ -144,8 +144,8 @@ def read_npz(files: MarianFiles) -> Published:
     model = stored.model_config(biases=has_biases, is_tied=is_tied)
     if model.norm is Norm.pre:
         log.warning(
-            "%s: a pre-norm model: it is as it was trained and as marian-scorer has it; marian-decoder 1.12 computes "
-            "something else, without the norm before earlier targets",
+            "%s: a pre-norm model: computed here as in training and in marian-scorer; marian-decoder 1.12 "
+            "differs: it leaves out the norm before earlier targets",
             files.model,
         )
     return Published(
@@ -172,7 +172,7 @@ def _search_config(path: Path) -> SearchConfig:
         return found
 
     if number("word-penalty", 0.0) != 0.0:
-        log.warning("%s: word-penalty is not done here: translations will differ where it counts", path)
+        log.warning("%s: word-penalty is not supported here, so translations may differ", path)
     alpha = round(number("normalize", 0.0) * (5.0 + USUAL_LENGTH) / USUAL_LENGTH, 2)
     return SearchConfig(
         beam_size=int(max(1, min(MOST_BEAM, number("beam-size", 12.0)))),  # 12 is Marian's
@@ -349,10 +349,10 @@ def _read_arrays(path: Path) -> dict[str, Array]:
                 if len(members) > MOST_ARRAYS:
                     raise ValueError(f"it has {len(members)} arrays: not a model of Marian's")
                 if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-                    raise ValueError("its arrays are compressed, which Marian's are not: write it by numpy.savez")
+                    raise ValueError("its arrays are compressed, which Marian's are not: write it with numpy.savez")
                 size = os.fstat(file.fileno()).st_size
                 if sum(member.file_size for member in members) > size:
-                    raise ValueError("its arrays are said to be larger than the file")
+                    raise ValueError("its arrays claim to be larger than the file")
                 for member in members:
                     name = member.filename.removesuffix(".npy")
                     if name in arrays:

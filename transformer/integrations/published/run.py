@@ -116,7 +116,7 @@ def _found(source: str, key: str, vocabularies: Sequence[str] | None = None) -> 
         return
     if vocabularies is not None:
         raise InputError(
-            f"vocabularies={','.join(vocabularies)} are for a model.npz of Marian's, and {key}={source} is none"
+            f"vocabularies={','.join(vocabularies)} apply to a model.npz of Marian's only, which {key}={source} is not"
         )
     if not is_on_hub(source):
         folder = Path(source)
@@ -165,7 +165,7 @@ def _write(place: _Place, run_dir: Path, *, src_lang: str | None, tgt_lang: str 
         job = _job(published, run_dir, src_lang=src_lang, tgt_lang=tgt_lang)
         fill = partial(_fill, published=published, job=job, imported=imported)
     elif place.revision is None:
-        raise InputError(f"{place.source}: a run directory, which every command takes as it is")
+        raise InputError(f"{place.source}: already a run directory: every command takes it as it is")
     try:
         build_once(run_dir, fill, is_usable=_is_usable, marks=[RunDir(run_dir).record.name])
     except OSError as error:
@@ -318,7 +318,7 @@ def run_path(source: str, key: str) -> Path:
         with suppress(OSError, UnicodeDecodeError):
             commit = last_time.read_text(encoding="utf-8")
             if COMMIT.fullmatch(commit) and _is_here(copies / commit):
-                log.warning("%s; what it had the last time is used, revision %s", error, commit)
+                log.warning("%s; using the copy fetched last time, revision %s", error, commit)
                 return copies / commit
         raise
 

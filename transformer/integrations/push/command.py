@@ -127,7 +127,9 @@ def _read(job: PushJob) -> Subject:
     report = read_report(run) if run.data.exists() else None
     results = run.read_results() if run.results.exists() else None
     if results is not None and not _are_of(results, checkpoint):
-        log.warning("%s: of step %d, and what is sent is not: the scores are left out", run.results, results.steps)
+        log.warning(
+            "%s: of step %d, unlike the model that is sent: the scores are left out", run.results, results.steps
+        )
         results = None
 
     sets = _read_sets(run)
@@ -180,7 +182,7 @@ def _read_metrics(path: Path) -> bytes | None:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}): take it out of the run") from error
     if damaged:
-        log.warning("%s: %d lines are no measurements, and stay here", path, damaged)
+        log.warning("%s: %d lines are not measurements and are not sent", path, damaged)
     return metrics
 
 
@@ -263,6 +265,6 @@ def _check_private(folder: Path) -> None:
         is_document = path.suffix in (".json", ".md")
         if is_document and len(home) > 1 and f"{home}/" in path.read_text(encoding="utf-8"):
             raise InputError(
-                f"{path.relative_to(folder)}: names a folder under {home}, and would be sent so: take it out of the "
-                "run's own file of that name"
+                f"{path.relative_to(folder)}: names a folder under {home}, which everybody could read: take it "
+                "out of the run's own file of that name"
             )

@@ -151,7 +151,9 @@ def check_pieces(translator: Translator, text: str, which: str, *, side: int) ->
     if not pieces or is_blank(text):
         raise InputError(f"{which} has no visible text: choose another")
     if len(pieces) > max_pieces:
-        raise InputError(f"{which} has {len(pieces)} pieces, and model.max_positions has room for {max_pieces}: cut it")
+        raise InputError(
+            f"{which} has {len(pieces)} pieces, and model.max_positions has room for {max_pieces}: shorten it"
+        )
 
 
 def _check_weights(translator: Translator, *, n_source: int, n_target: int, most_weights: int) -> None:

@@ -248,8 +248,8 @@ def _read_results(run: RunDir) -> Results:
         raise InputError(f"{run.path}: no such run directory")
     if not run.results.exists():
         raise InputError(
-            f"{run.path}: no {run.results.name}, so there is nothing to compare yet: the command that trains it "
-            "finishes it; or name files of translations by hypotheses=[A,B] references=C"
+            f"{run.path}: no {run.results.name}, so there is nothing to compare yet: finish it with the command "
+            "that trains it, or name files of translations by hypotheses=[A,B] references=C"
         )
     return run.read_results()
 

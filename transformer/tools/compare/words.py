@@ -41,7 +41,7 @@ class WordCounts:
 
 @dataclass(frozen=True)
 class RarityRow:
-    """Of the words that occur `least` to `most` times, the F1 in percent with which each system translates them."""
+    """For the words that occur `least` to `most` times: the F1, in percent, with which each system translates them."""
 
     least: int
     most: int | None
@@ -122,7 +122,7 @@ def count_training_words(run: RunDir, tokenise: Tokenise) -> WordCounts | None:
     training_sets = [one for one in report.sets.values() if one.weight is not None]
     files = [file for training_set in training_sets for file in training_set.files.values()]
     if not all(map(_is_unchanged, files)):
-        log.info("%s: its training text is not where it was: word frequencies are those of the references", run.path)
+        log.info("%s: its training text has moved: word frequencies are counted in the references", run.path)
         return None
 
     # Count the words of the target side.

@@ -81,7 +81,7 @@ class Cleaner:
         aligner = Aligner.learn(sample) if "alignment" in detectors else None
         if "alignment" in detectors and aligner is None:
             log.warning(
-                "data.filter.doctor: alignment drops nothing: no words of the two sides are seen to go together"
+                "data.filter.doctor: alignment drops nothing: no words of the two sides occur together often enough"
             )
         return cls(
             detectors=[name for name in plugins.OWN["screen"] if name in detectors],

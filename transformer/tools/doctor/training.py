@@ -96,7 +96,7 @@ def check_device(job: TrainJob, store: Store, *, vocab_size: VocabSize, resolved
 
     proof = prover.proof
     found = (
-        f"{proof.device}: {proof.way} computes as the plain way does (its gradient differs by {proof.deviation:.2g})"
+        f"{proof.device}: {proof.way} agrees with the plain computation (its gradient differs by {proof.deviation:.2g})"
     )
     if not proof.failures:
         return [passed("proof", "machine", found=found)]

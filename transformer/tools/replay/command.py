@@ -172,7 +172,7 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
     record = directory.read_record()
     if checkpoint is None and record.imported is not None:
         raise InputError(
-            f"{directory.path}: an imported model, of whose training nothing is here: there is no step to replay"
+            f"{directory.path}: an imported model, without a record of its training: there is no step to replay"
         )
     job = replace(record.config, run_dir=str(directory.path))
     if checkpoint is not None:

@@ -154,7 +154,9 @@ def summarise(job: SummaryJob) -> Summary:
 
 def _subject_of_settings(job: SummaryJob) -> _Subject:
     if os.path.exists(RunDir(Path(job.run_dir)).record):
-        log.warning("%s is a run: run=%s sums it up; this is of the settings given here", job.run_dir, job.run_dir)
+        log.warning(
+            "%s is a run: run=%s sums it up; this summary is of the settings given here", job.run_dir, job.run_dir
+        )
     source = find_source(job)
     if source is None:
         return _Subject(job, _vocab_sizes(job), _resolve(job))
@@ -282,7 +284,7 @@ def _measured_speed(run: RunDir) -> tuple[float, int]:
         log.warning("%s: %d of its lines are damaged, and left out", run.metrics, damaged)
     speeds = [speed for _, speed in curves.get(SPEED, [])]
     if not speeds:
-        raise InputError(f"{run.metrics}: nothing is measured yet: let the run come to its first log line")
+        raise InputError(f"{run.metrics}: nothing is measured yet: wait for the run's first log line")
 
     return statistics.median(speeds), len(speeds)
 

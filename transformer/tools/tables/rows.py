@@ -70,7 +70,7 @@ def _row_of_file(given: TrainJob, name: str, *, changes: Changes, path: str) -> 
     """A row of the user's own. Raises InputError for settings that cannot be."""
     for key in leaves(changes):
         if key in ("run_dir", "train.seed"):  # the row would show it, and it would have no effect
-            raise InputError(f"{path}: row {name}: {key}: the table decides on it, by output, train.seed and seeds")
+            raise InputError(f"{path}: row {name}: {key}: the table itself sets it, from output, train.seed and seeds")
     job = with_changes(given, changes, place=f"{path}: row {name}")
     try:
         job.check_overrides([f"{key}={as_typed(value)}" for key, value in leaves(changes).items()])

@@ -1,11 +1,11 @@
-"""`transformer verify`: train the first steps of a run again, and compare what they come to with what it wrote then.
+"""`transformer verify`: train the first steps of a run again, and compare the results with what the run recorded.
 
     run.json, the text -> open_run -> train_loop, up to a mark -> both history.json, side by side -> Verification
 
-It trains in a temporary directory, as `train` does. The run directory stays as it is. The weights in it are compared
-with its own history.json, averages with the checkpoints that they are of. Under the conditions of the run, all is the
-same bit for bit. Under others (`CONDITIONS`), sums are rounded otherwise, and numbers may differ by what the
-bounds below allow; then nothing can be said of the last bits, nor of the weights.
+It trains in a temporary directory, as `train` does. The run directory is not changed. Its weights are compared with its
+own history.json, averages with the checkpoints that went into them. Under the conditions of the run, everything is the
+same bit for bit. Under others (`CONDITIONS`), sums are rounded differently, and numbers may differ within the bounds
+below; then nothing can be said of the last bits or of the weights.
 """
 
 from collections.abc import Sequence
@@ -365,7 +365,7 @@ def _compare_weights(found: _Findings, directory: RunDir, again: RunDir, *, is_w
 def _compare_average(
     found: _Findings, name: str, directory: RunDir, again: RunDir, *, sound: set[int], is_whole: bool
 ) -> None:
-    """With the mean of the checkpoints that it is of; with the repeated one, where some of these are gone."""
+    """Compare the average with the mean of its checkpoints; if some are gone, with the repeated average."""
     average = load_checkpoint(directory.averaged)
     averaged = average.run_state().averaged
     if averaged and set(averaged) <= sound:
@@ -382,7 +382,7 @@ def _compare_average(
 def _compare_moving_average(
     found: _Findings, name: str, checkpoint: Checkpoint, again: RunDir, *, is_whole: bool
 ) -> None:
-    """That of a step, with the repeated one: no mark has its digest."""
+    """Compare the checkpoint of a step with the repeated one: no mark has its digest."""
     if not is_whole:
         found.left.append(f"{name}: it is repeated by steps={ALL} alone")
     elif checkpoint.step not in list_steps(again.path):
