@@ -83,9 +83,9 @@ class Padded:
 class Groups:
     """The small padded batches that packed sentences are cut into, and the indices that carry tokens there and back.
 
-    They serve attention where no kernel attends to packed sentences as they lie. The sentences of a group are of
-    similar lengths. Source and target are cut alike, because attention between them needs the same sentences in the
-    same group. The padded slots are those of one group after the other, each row by row. An example:
+    Attention uses them where no kernel attends to packed sentences as they lie. The sentences of a group have similar
+    lengths. Source and target are cut alike, because attention between them needs the same sentences in the same
+    group. Padded slots are numbered group by group, each row by row. An example:
 
         packed slots      0 1 2 3 4 5 6 7
                           a b c d e f . .
@@ -150,13 +150,13 @@ class Groups:
         return packed.view(self.slots, n_heads, -1)
 
     def _head_indices(self, n_heads: int) -> "HeadIndices":
-        """Made once for all attentions of a batch."""
+        """The indices, made once for all attentions of a batch."""
         if n_heads not in self.by_head:
             self.by_head[n_heads] = self._make_head_indices(n_heads)
         return self.by_head[n_heads]
 
     def _make_head_indices(self, n_heads: int) -> "HeadIndices":
-        """The indices are made on the CPU: only there does attention to groups go by batched products.
+        """The indices are made on the CPU: only there does attention in groups use batched products.
 
         A row is one head of one slot. Packed rows are in the order (slot, head), so head h of slot s is row s H + h.
         The padded rows of a group are in the order (sentence, head, position).
@@ -210,11 +210,11 @@ class HeadIndices:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Stretches of slots that hold sentences whole: what one program of the kernel `sentences` attends to.
+    """Stretches of slots that hold sentences whole: what one program of the `sentences` kernel attends to.
 
     A row is (first query slot, end, first key slot, end). On either side it spans at most 64 slots if it is small, 128
-    if it is large. All slots are in one tile, empty ones too, but those of sentences that are longer; rows of zeros
-    fill up. How many rows there are follows from the numbers of slots alone.
+    if it is large. Every slot, even an empty one, is in one tile, unless its sentence is longer. Rows of zeros fill the
+    table: its number of rows follows from the numbers of slots alone.
     """
 
     owner: Tensor  # (N,) int32: which sentence a slot of this side belongs to; -1: it is empty
@@ -252,7 +252,7 @@ class Packed:
 
     @property
     def is_fused(self) -> bool:
-        """Whether this package's newer kernels compute what is around attention, too."""
+        """Whether this package's newer kernels also compute what surrounds attention."""
         return self.kernel is AttentionKernel.sentences
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Packed":
@@ -282,14 +282,14 @@ class Packed:
 class Mask:
     """Which keys each query of a search sees, as numbers that are added to scores: made once, and read by every layer.
 
-    Attention would turn truths into such numbers in each layer anew.
+    From a bool mask, attention would compute these numbers again in each layer.
     """
 
     numbers: Tensor  # (B, 1, T, S), or 1 for T: 0 where a query sees a key, -inf where not
 
     @classmethod
     def of(cls, visible: Tensor, dtype: torch.dtype) -> "Mask":
-        """From truths `(B, T, S)`, or 1 for T. Rows begin at multiples of 8, as a GPU's kernels ask for."""
+        """From a bool mask `(B, T, S)`, or 1 for T. Rows begin at multiples of 8, as a GPU's kernels ask for."""
         *rows, n_keys = visible.shape
         aligned = torch.zeros(*rows, -(-n_keys // 8) * 8, dtype=dtype, device=visible.device)
         return cls(aligned[..., :n_keys].masked_fill_(~visible, -torch.inf).unsqueeze(1))

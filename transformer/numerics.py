@@ -1,9 +1,9 @@
-"""When two computations of the same are equal: what is measured, how far it may differ, and the words where it does.
+"""When two computations of the same thing count as equal: the measure, the tolerance, and the message beyond it.
 
     distance, relative, largest -> check(what, difference, limit) -> "the loss differs by 0.02 (0.005 allowed)"
 
-A difference that is no number is beyond any limit. What is compared, and with what, those know who compare: a training
-(`training.deviation`), a search (`decoding.proof`), a model in another library, and a training that is repeated.
+A difference of NaN is beyond any limit. The callers decide what is compared: a training (`training.deviation`), a
+search (`decoding.proof`), a model in another library, or a repeated training.
 """
 
 import logging

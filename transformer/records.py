@@ -395,7 +395,7 @@ class CheckpointState:
 
     @property
     def vocab_sizes(self) -> VocabSize:
-        """That of the one vocabulary, or of both."""
+        """The size of the one vocabulary, or of both."""
         return vocab_size_of(self.vocab_size, self.source_vocab_size)
 
 

@@ -24,7 +24,7 @@ def run_path(source: str, key: str) -> Path:
 
 
 def pinned(source: str, key: str) -> str:
-    """The same name; of a run elsewhere with its revision, so that it stays that run. Raises what `run_path` does."""
+    """The same name; for a run elsewhere with its revision, so that it stays that run. Raises what `run_path` does."""
     models = _source_of(source)
     return source if models is None else models.pinned(source, key)
 

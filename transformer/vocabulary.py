@@ -1,4 +1,4 @@
-"""The ids that mean the same in every vocabulary: padding, unknown text, beginning and end of a sentence; and sizes."""
+"""The ids that mean the same in every vocabulary (padding, unknown text, begin and end of a sentence), and sizes."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What a file of settings may grow to: by aliases, a few lines of YAML can stand for gigabytes.
+"""A limit on how much a file of settings expands: through aliases, a few lines of YAML can stand for gigabytes.
 
     x0: &x0 [a, a]
     x1: &x1 [*x0, *x0]          and so on: the number of values doubles with every line

@@ -1,4 +1,4 @@
-"""How other toolkits call what a key here sets: for the hint on an unknown key, and for a table of docs/training.md.
+"""What other toolkits call the keys here: for the hint on an unknown key, and for a table in docs/training.md.
 
 The names are in foreign.tsv.
 

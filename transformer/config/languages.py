@@ -1,4 +1,4 @@
-"""Language codes: which language a code of ISO 639 names, in whichever part of the standard.
+"""Language codes: which language an ISO 639 code names, in any part of the standard.
 
 The table has the languages with a two-letter code, since that is what sacreBLEU and Moses call them by; any other
 three letters are taken for a code of ISO 639-3, which has eight thousand.

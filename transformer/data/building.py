@@ -1,4 +1,4 @@
-"""What has been screened becomes a prepared corpus: tokenizers, a store, and the report beside it.
+"""Turns screened pairs into a prepared corpus: tokenizers, a store, and the report beside it.
 
     second reading    train the tokenizer on a sample of the lines     -> tokenizer.model, or one for each side
     third reading     encode, filter by the number of pieces, write    -> the store, and report.json

@@ -1,4 +1,4 @@
-"""Which pairs of an epoch are in which of its chapters: what is planned at a time has a limit, the corpus has none.
+"""Which pairs of an epoch are in which of its chapters: one chapter is planned at a time, so corpora have no limit.
 
     chapter_pairs:  places of the chapter, by a keyed permutation -> in ascending order -> ids -> those that are drawn
 

@@ -216,7 +216,7 @@ def _copies_apart(mixture: Mixture) -> list[tuple[int, int, float]]:
 
 
 def _choose(is_first: npt.NDArray[np.bool_], first: Sentences, second: Sentences) -> Sentences:
-    """Of each sentence the first version, or else the second; `is_first` is `(b,)`."""
+    """For each sentence the first version where `is_first` `(b,)`, else the second."""
     counts = np.where(is_first, first.counts, second.counts)
     if not is_first.any():
         return second

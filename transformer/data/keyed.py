@@ -1,4 +1,4 @@
-"""Random numbers and permutations that follow from keys: each number is computed by itself, so any of them will do.
+"""Random numbers and permutations that follow from keys: each number is computed on its own, in any order.
 
 NumPy's generators give streams. These give the number that belongs to a sentence, or to a place in an epoch, wherever
 it is asked for and in whatever order.
@@ -34,7 +34,7 @@ def uniform(keys: Keys, number: int) -> Scores:
 
 
 def permuted(numbers: Ids, count: int, keys: Sequence[int]) -> Ids:
-    """Where a permutation of 0 ... `count` - 1, which the keys choose, takes these numbers: each by itself.
+    """Where the permutation of 0 ... `count` - 1 that the keys choose takes each of these numbers.
 
     A Feistel network permutes the numbers below the next power of two. What it takes out of the range it permutes
     again, until it is back in it: cycle walking (Black and Rogaway, 2002).

@@ -1,11 +1,11 @@
-"""Ids by a list: a vocabulary in an order of its own, over the pieces that a SentencePiece model cuts.
+"""Ids by a list: a vocabulary with its own order, over the pieces of a SentencePiece model.
 
-Marian's models have one list of pieces for two SentencePiece models, and the list says which id a piece has. Here the
-list lies in front of the bytes of each model, as a field of its protobuf that SentencePiece does not know and skips. So
-there is still one file a side, which any SentencePiece reads, and what is copied or digested is model and list at once.
+Marian's models have two SentencePiece models and one list of pieces, which gives each piece its id. Here the list is
+stored in front of each model's bytes, in a protobuf field that SentencePiece does not know and skips. So there is still
+one file a side, which any SentencePiece reads, and a copy or a digest covers model and list at once.
 
-A piece that the list has, and the model has not, can be a target's, or a character that this model takes for unknown
-text. A piece that the model has, and the list has not, is unknown.
+A piece that is only in the list may belong to the target, or be a character that this model takes for unknown text. A
+piece that is only in the model is unknown.
 """
 
 import json

@@ -32,16 +32,16 @@ SLOTS = 128  # packed capacities are multiples of this, which tiles of a GPU div
 # steps are computed in two halves: of KFTT's, Japanese to English, one in eight with 1.1 times, one in 900 with 1.25.
 SLACK = 1.25
 
-_SAMPLED = 500_000  # at most so many pairs are planned for a description of an epoch: a third of a second
+_SAMPLED = 500_000  # pairs planned at most to describe an epoch, in a third of a second
 
 
 @dataclass(frozen=True)
 class Batching:
     """How epochs are cut into steps, and steps into micro-batches.
 
-    Everything here is fixed before the first step, so that on a GPU all packed batches have one shape. `max_tokens`,
-    with it `capacities`, `kernel` and `is_one_shape` may be others when a run is resumed: none of them decides which
-    sentences a step holds.
+    Everything here is fixed before the first step, so that on a GPU all packed batches have one shape. `max_tokens`
+    (and with it `capacities`), `kernel` and `is_one_shape` may differ when a run is resumed: none of them decides
+    which sentences a step holds.
     """
 
     mixture: Mixture
@@ -51,7 +51,7 @@ class Batching:
     micro_batch_multiple: int  # a step's micro-batches are a multiple of this
     capacities: tuple[int, int] | None  # slots of a packed micro-batch, source and target, at most; None: padded
     kernel: AttentionKernel | None = None  # attends to packed sentences as they lie; None: they are cut into groups
-    is_one_shape: bool = True  # packed batches have all of these slots, also those that no sentence takes
+    is_one_shape: bool = True  # packed batches have all of these slots, even if no sentence fills them
 
     @property
     def n_chapters(self) -> int:
@@ -95,11 +95,11 @@ class Batching:
 
 
 def plan_version(job: TrainJob, mixture: Mixture) -> int:
-    """The version of the order and the pieces of a run's data: a run goes on only under the one that it began with.
+    """The version of a run's data order and pieces: a run resumes only under the version that it began with.
 
-    It is the number of the last change that touches the run, so most runs are of version 1. Since 2, each copy of a
-    pair has pieces of its own under subword sampling, and text under augmentation. Since 3, an epoch of more than 2^24
-    pairs has several chapters.
+    It is the version of the last change that affects the run, so most runs have version 1. Since version 2, each copy
+    of a pair draws its own pieces under subword sampling, and its own text under augmentation. Since version 3, an
+    epoch of more than 2^24 pairs has several chapters.
     """
     if count_chapters(mixture) > 1:
         return 3
@@ -110,7 +110,7 @@ def plan_version(job: TrainJob, mixture: Mixture) -> int:
 
 @dataclass(frozen=True)
 class EpochSample:
-    """The first epoch as it is planned; of a large corpus, that of every `stride`-th pair, which takes no time."""
+    """The first epoch as it is planned; for a large corpus, only every `stride`-th pair, which takes no time."""
 
     lengths: LengthArray  # of the sample
     plan: list[Ids]  # its steps
@@ -152,8 +152,8 @@ def plan_chapter(
 ) -> list[Ids]:
     """The steps of a chapter, in order, at most `tokens_per_step` real tokens on each side.
 
-    In the chapters of an epoch together, a pair of weight 1 is there exactly once; a pair of weight 2.5 two or three
-    times, drawn anew in each epoch. Raises InputError where there is no sentence, or one that no step can hold.
+    Over all chapters of an epoch, a pair of weight 1 occurs exactly once, a pair of weight 2.5 two or three times,
+    drawn anew in each epoch. Raises InputError if there is no sentence, or one that no step can hold.
     """
     if sum(count for count, _ in mixture) != len(lengths):
         raise ValueError(f"a mixture of {mixture} for {len(lengths)} pairs")
@@ -171,8 +171,8 @@ def plan_chapter(
         raise InputError(f"no sentence pair is left in epoch {epoch + 1}: raise the weights of the training corpora")
 
     # Shuffle the pairs, sort them by length inside pools, cut them into steps, and shuffle the steps. Until they are
-    # cut, a pair is known by its place in `pairs`. An epoch's first chapter is shuffled as the epoch was before there
-    # were chapters.
+    # cut, a pair is named by its place in `pairs`. An epoch's first chapter is shuffled as whole epochs were before
+    # there were chapters.
     random = np.random.PCG64(seed_for(seed, epoch, chapter) if chapter else seed_for(seed, epoch))
     order = _permutation(random, len(pairs))  # (m,)
     pair_lengths = _gathered(lengths, pairs)  # (m, 2)
@@ -226,15 +226,15 @@ def _permutation(random: np.random.PCG64, count: int) -> Ids:
 def _sort_in_pools(order: Ids, lengths: LengthArray, *, tokens_per_step: int) -> None:
     """Sort each pool of `order` by length, in place, pools in turn upwards and downwards.
 
-    So lengths run on across the border of two pools, and the step that spans it is as even as the others. A pair is as
-    long as its longer side, each side measured against that side's total: where one language takes more pieces than the
-    other (Japanese and English: 3 to 4), the shorter side would else be padded by a fifth.
+    So lengths continue across the border of two pools, and the step that spans it is as even as the others. A pair's
+    length is that of its longer side, each side relative to that side's total. Otherwise, where one language takes more
+    pieces than the other (Japanese and English: 3 to 4), the shorter side would be padded by a fifth.
     """
     totals = lengths.sum(axis=0, dtype=np.int64)  # (2,)
     pool_size = max(1, POOL_STEPS * tokens_per_step * len(order) // int(totals.max()))
 
-    # Few lengths differ. So each length is ranked once, by its share of its side's total: length / totals[side], which
-    # times both totals is a whole number. The ranks are so narrow a type that sorting them needs no comparisons.
+    # There are few different lengths. So each is ranked once, by its share of its side's total, length / totals[side];
+    # times both totals, that is a whole number. The ranks fit a type so narrow that sorting needs no comparisons.
     rank_type = np.min_scalar_type(2 * int(lengths.max()) + 2)
     source_sizes = np.arange(lengths[:, 0].max() + 1) * totals[1]  # of every length from 0 on
     target_sizes = np.arange(lengths[:, 1].max() + 1) * totals[0]
@@ -251,7 +251,7 @@ def _sort_in_pools(order: Ids, lengths: LengthArray, *, tokens_per_step: int) ->
 
 
 def _cut(order: Ids, lengths: LengthArray, *, tokens_per_step: int) -> list[int]:
-    """Where in `order` each step but the last ends, if all are as long as neither side passes the budget."""
+    """Where in `order` each step but the last ends: each is as long as it can be with both sides within the budget."""
     ends: list[int] = []
     limits = np.full(2, tokens_per_step)  # totals of each side that the step in progress must not pass
     before = np.zeros(2, np.int64)  # totals of each side up to the block
@@ -282,9 +282,9 @@ def packed_capacities(
 ) -> tuple[int, int]:
     """The slots of a packed micro-batch, source and target, at most: the same for the whole training.
 
-    As many as hold a step cut into the fewest micro-batches that `max_tokens` allows, rounded up to a multiple of 128,
-    and enough for the longest sentence of `lengths`. The side with fewer tokens in the corpus gets fewer slots; a step
-    that is far from the average may then be cut once more.
+    They hold a step that is cut into the fewest micro-batches that `max_tokens` allows, and the longest sentence of
+    `lengths`, rounded up to a multiple of 128. The side with fewer tokens in the corpus gets fewer slots. A step far
+    from the average may then need one micro-batch more.
     """
     totals = totals_of(lengths)
     longest = longest_of(lengths)
@@ -305,7 +305,7 @@ def packed_capacities(
 
 
 def slots_for(lengths: LengthArray) -> tuple[int, int]:
-    """As many slots as these sentences take, source and target, rounded up to a multiple of 128; never none."""
+    """The slots that these sentences take, source and target, rounded up to a multiple of 128, never 0."""
     source, target = (max(1, total) for total in lengths.sum(axis=0, dtype=np.int64).tolist())
     return _round_up(source, SLOTS), _round_up(target, SLOTS)
 
@@ -318,7 +318,7 @@ def split_step(
     micro_batch_multiple: int,
     capacities: tuple[int, int] | None = None,
 ) -> list[Ids]:
-    """As few micro-batches as fit, and a multiple of `micro_batch_multiple`.
+    """Cut a step into the fewest micro-batches that fit, in a multiple of `micro_batch_multiple`.
 
     The micro-batches are as even as can be. Padded, the longest sentences come first, and a micro-batch fits where rows
     x longest is at most `max_tokens` on both sides; packed, each has sentences of all lengths, and fits where each
@@ -349,8 +349,8 @@ def split_step(
 def _split_packed(ids: Ids, lengths: LengthArray, capacities: tuple[int, int], *, multiple: int) -> list[Ids]:
     """The sentences `ids` of these lengths, longest first, in as few packed micro-batches as `_fill` can do with.
 
-    A cut into stretches of the sorted sentences would not be as even: sentences of one length have long translations in
-    one stretch and short ones in the next, and a side that is a little too long costs another micro-batch.
+    Cutting the sorted sentences into stretches would be less even: sentences of one length may have long translations
+    in one stretch and short ones in the next, and a side that is a little too long costs another micro-batch.
     """
     totals = lengths.sum(axis=0, dtype=np.int64)  # (2,)
     fewest = max(1, *(-(-totals // capacities)).tolist())  # rounded up

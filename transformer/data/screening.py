@@ -3,7 +3,7 @@
     empty, identical, duplicate     `screen_pairs`, on all sets in one go
     what a detector finds           those that `data.filter.doctor` asks for, on each set by itself
 
-A verdict is a byte a pair. What is kept here may still be dropped by its number of pieces: see `building`.
+A verdict takes a byte a pair. A pair that is kept here may still be dropped for its number of pieces: see `building`.
 """
 
 import logging
@@ -100,7 +100,7 @@ def _clean(corpus: TrainingText, screened: Screened) -> Screened:
                 codes[index] = FIRST_DETECTOR + detectors.index(fault)
                 shown = samples.setdefault(fault, [])
                 if len(shown) < SAMPLES:
-                    texts = (text[:SHOWN].replace("\0", "\ufffd") for text in pair)  # a NUL, no record keeps
+                    texts = (text[:SHOWN].replace("\0", "\ufffd") for text in pair)  # no record may hold a NUL
                     shown.append(DroppedPair(number, index + 1, *texts))
         verdicts.append(bytes(codes))
     return Screened(verdicts, screened.shards, detectors, samples)

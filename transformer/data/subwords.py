@@ -3,9 +3,9 @@
     pieces of the corpus -> their characters -> segments of words -> pieces drawn at random
 
 A BPE tokenizer leaves out merges at random (BPE-dropout: Provilkov et al., 2020, algorithm 1). A unigram tokenizer
-draws a segmentation by its probability (Kudo, 2018, section 3.3). SentencePiece can do both, but draws other pieces in
-every process. Here they follow from (seed, epoch, side, sentence), so a run that resumes, or runs on other ranks,
-trains on the same ones. The text is not needed: the pieces of a sentence spell it.
+draws a segmentation by its probability (Kudo, 2018, section 3.3). SentencePiece can do both, but draws different pieces
+in every process. Here the pieces follow from (seed, epoch, side, sentence), so a run that resumes, or runs on other
+ranks, trains on the same pieces. The text is not needed: the pieces of a sentence spell it.
 
 A segment is a run of characters whose ends no piece crosses: a word, or a part of one. What the papers do with words is
 done with segments, which matters to BPE only, and where languages have no spaces. All segments are worked on at once,

@@ -143,7 +143,7 @@ class Tokenizers:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizers":
-        """Those of a run directory, or of a prepared corpus. Raises InputError where they cannot be read."""
+        """Load the tokenizers of a run directory or a prepared corpus. Raises InputError if they cannot be read."""
         return cls.of(read_models(folder), folder)
 
     @property

@@ -71,7 +71,7 @@ class BatchedDecoder:
     def of(
         cls, model: Transformer, search: SearchConfig, *, device: torch.device, precision: Precision
     ) -> "BatchedDecoder":
-        """With one model, which stays as it is: it may be in training, and go on once this is not used any more."""
+        """A decoder of one model, which is left unchanged: its training may continue afterwards."""
         with _arithmetic(device, precision):
             ready = for_inference(model)
         return cls((model,), (ready,), search, device, precision)
@@ -317,7 +317,7 @@ def _of_all(
     is_plain: bool,
     replays: bool,
 ) -> BatchedDecoder:
-    """With these models, the first alone or an ensemble."""
+    """A decoder of these models: the first alone, or an ensemble."""
     first, *others = [BatchedDecoder.of(model, search, device=device, precision=precision) for model in models]
     for other in others:
         first = first.joined(other)

@@ -1,4 +1,4 @@
-"""The state of a decoder in buffers that stay where they are, as steps need it that a GPU replays: see `replay`.
+"""The state of a decoder in buffers that stay in place, as steps that a GPU replays need it: see `replay`.
 
 `B` sentences, `K` hypotheses of each, `H` heads, `S` source positions, `T` target positions.
 """
@@ -18,7 +18,7 @@ _STRIDE = 16  # positions are rounded up to a multiple: each number of them is a
 
 
 def rounded(positions: int) -> int:
-    """As many positions, or a few more."""
+    """This many positions, rounded up a little."""
     return -(-positions // _STRIDE) * _STRIDE
 
 

@@ -1,6 +1,6 @@
 """Several items of work at once, each on a thread of its own, with its share of the threads that torch computes with.
 
-It is for the batches of a CPU: two torch threads that share a small batch wait for each other, two batches do not.
+It is for batches on a CPU: two torch threads that share a small batch wait for each other; two batches do not.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""By which settings an output is made, as JSON: what is to be gone on with, or is finished, is compared with them."""
+"""The settings that make an output, as JSON: an unfinished or finished output is compared with them."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from transformer.errors import InputError
 from transformer.files import read_json
 from transformer.run_dir import tokenizer_digests
 
-FORMAT = 1  # of the files, and of how an input is cut: another one is not gone on with
+FORMAT = 1  # of the files, and of how an input is cut: an output begun in another format is not continued
 
 # Keys that do not change the text, or that `settings_of` says in other words.
 _OTHER_KEYS = {"run_dir", "checkpoint", "ensemble", "device", "precision", "threads", "search"}

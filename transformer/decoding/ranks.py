@@ -1,9 +1,10 @@
-"""Sets of texts, translated by all ranks: each searches whole batches, which are those of one that works alone.
+"""Sets of texts, translated by all ranks: each searches whole batches, the same ones that a single rank would make.
 
     sets of texts -> batches of `BatchedDecoder` -> deal -> each rank translates its own -> every rank has all
 
-So on as many threads a batch, a translation does not depend on the number of ranks; but with CTranslate2, what it
-leaves to torch is in other company. The batches of all sets are dealt at once: a small set has only one.
+So with the same number of threads a batch, a translation does not depend on the number of ranks. CTranslate2 is an
+exception: the sentences that it leaves to torch are batched differently. The batches of all sets are dealt at once,
+because a small set has only one.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -22,7 +22,7 @@ from transformer.compute import at_least_fp32
 from transformer.vocabulary import PAD
 
 _IMPOSSIBLE = -math.inf  # the log-probability and the score of an entry of a beam that holds no hypothesis
-_LOGITS_AT_ONCE = 2**18  # a CPU looks at so many together: its cache has room for them
+_LOGITS_AT_ONCE = 2**18  # a CPU handles this many together: they fit its cache
 _GROUP_SIZE = 16  # logits in each of the groups that `_largest` divides a row into
 
 # Sentences that are done stay in the batch, and their further steps are ignored, until they are this share of it.
@@ -34,7 +34,7 @@ class State(Protocol):
     """What a model keeps of the hypotheses that it has read, such as keys and values: one row for each."""
 
     def reorder(self, rows: Tensor) -> Self:
-        """The state of these rows. Whole sentences may leave; those that stay keep K adjacent rows."""
+        """The state of these rows. Whole sentences may be dropped; the others keep K adjacent rows."""
         ...
 
 
@@ -88,8 +88,8 @@ def beam_search(
     the state after it. `max_lengths` `(B,)` holds the largest |Y| of each sentence, at least 1. PAD and BOS are never
     produced. Raises ValueError unless 1 <= n_best <= beam_size.
 
-    `prefixes` `(B, P)` holds the tokens that each hypothesis of a sentence has to begin with, and PAD behind them. They
-    are fewer than the maximum length. Their log-probabilities count, as those of all tokens do.
+    `prefixes` `(B, P)` holds the tokens with which each hypothesis of a sentence must begin, followed by PAD. They are
+    fewer than the maximum length. Their log-probabilities count like those of all tokens.
 
     `loop` takes the steps; None is `launch`.
 

@@ -62,7 +62,7 @@ class Translator:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that it computes on."""
         return self.decoder.device
 
     @property

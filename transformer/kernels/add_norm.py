@@ -1,8 +1,8 @@
 """Residual connection, dropout and LayerNorm in one on a GPU: our Triton kernel, and its plain form.
 
-`LayerNorm(x + Dropout(y))` is around every sub-layer (section 3.1), so a step of base has 30 of them: as much memory
-to read and write as its attentions. A compiler makes several kernels of it on the way back, and draws a random number
-for each number both ways.
+`LayerNorm(x + Dropout(y))` is around every sub-layer (section 3.1), so a step of base has 30 of them: they read and
+write as much memory as its attentions. A compiler makes several kernels for the backward pass, and draws a random
+number for each element in both directions.
 
 State: the kernel computes what it should in Triton's interpreter. No GPU has run it, and so only `train.kernels=fused`
 takes it.

@@ -3,7 +3,7 @@
 `bernoulli_` on a CPU draws its numbers one after the other, about 5 ns each: a quarter of a bf16 training step. One
 64-bit word holds four decisions of 16 bits, which is many times as fast, at probabilities rounded to 1 / 65,536.
 
-A mask is of the type of what it multiplies, for torch multiplies by a bool four times as slowly as by a number.
+A mask has the type of the tensor that it multiplies, because torch multiplies by a bool four times as slowly.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """Packed tokens to padded rows and back, each a gather whose backward is a gather too.
 
 `N` packed slots, `P` padded slots. torch's own backward of a gather is a scatter that adds row by row, because a row
-may have been read twice. Here every token stands in exactly one slot on either side, and padding has no gradient: the
-backward of each direction is therefore the other direction's gather, which is much faster.
+may have been read twice. Here every token is in exactly one slot on either side, and padding has no gradient. So the
+backward of each direction is the other direction's gather, which is much faster.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 `N` rows, `D` d_model, `V` vocabulary. The logits of a step are by far its largest tensor, and writing a fresh one of 80
 MB costs a CPU more than the product itself. Here they are made a few hundred rows at a time, in two buffers that are
-used again, and their gradient on the way: only the gradients of the hidden states and of the matrix leave. Smoothing
+reused, together with their gradient: only the gradients of the hidden states and of the matrix are kept. Smoothing
 costs almost nothing: its part of the loss is linear in the logits, so its gradient is one row times the matrix and one
 column times the hidden states. `triton_loss.py` is the same in Triton, for GPUs.
 """

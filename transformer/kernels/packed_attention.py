@@ -2,7 +2,7 @@
 
 `N` query slots, `M` key slots, `H` heads, `K` the width of queries and keys, `W` that of values. What a query may see
 is one range of key slots: its sentence's in an encoder, the same up to itself under a causal mask, the source
-sentence's between encoder and decoder. So a pair of integers a row says everything: no form here knows of sentences.
+sentence's between encoder and decoder. So two integers a row say everything: no form here knows of sentences.
 
 State: the kernels of `triton_attention` compute what they should on an H200, as in Triton's interpreter on a CPU; those
 of `sentence_attention` in the interpreter. How fast either are has not been measured, and so only

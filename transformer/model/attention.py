@@ -5,8 +5,8 @@
 
 Read `attention_weights` first: it is the formula. `attend` computes the same weights times the values in the fastest
 way for the layout, the score, the type and the device at hand. `MultiHeadAttention` is what `layers` builds on: one
-method makes keys and values, another reads them, so a cached decoding step is the same code as training, with keys
-that come from earlier positions. Which keys a query may see is said by a layout, of `transformer.layout`.
+method makes keys and values, another reads them. So a cached decoding step is the same code as training, with keys
+from earlier positions. A layout of `transformer.layout` says which keys a query may see.
 """
 
 import math
@@ -83,7 +83,7 @@ def _check_weights(
 
     for name, layout, x in (("queries", queries, q), ("keys", keys, k)):
         if isinstance(layout, Mask):
-            continue  # of a search, which makes both
+            continue  # a search makes both layouts itself
         if not isinstance(layout, Padded) or not isinstance(layout.lengths, Tensor):
             raise InputError(f"{name} must be a Padded, as transformer.Padded.of makes it")
         if (len(layout.lengths), layout.width) != (x.shape[0], x.shape[1]) or layout.lengths.device != x.device:
@@ -104,11 +104,11 @@ _ADDITIVE_ELEMENTS = 2**22  # the largest intermediate tensor of additive scores
 def additive_scores(q: Tensor, k: Tensor, score_vector: Tensor) -> Tensor:
     """`score_vector_h . tanh(q_i + k_j)`: q `(B, H, T, K)`, k `(B, H, S, K)`, vector `(H, K)` -> `(B, H, T, S)`.
 
-    The sum over every pair of positions is K times as large as the scores. It is therefore made for a few queries at a
-    time, and made again in the backward pass instead of being kept.
+    The sum over every pair of positions is K times as large as the scores. So it is computed for a few queries at a
+    time, and recomputed in the backward pass instead of being kept.
     """
     if is_exporting():
-        return _additive(q, k, score_vector)  # a graph whose lengths are free has no number of chunks
+        return _additive(q, k, score_vector)  # in a graph with free lengths, the number of chunks is unknown
 
     queries_at_once = max(1, _ADDITIVE_ELEMENTS // max(1, k.numel()))
     q_chunks: list[Tensor] = list(q.split(queries_at_once, dim=2))  # type: ignore[no-untyped-call]
@@ -147,7 +147,7 @@ class AttentionSpec:
 
     queries: Layout
     keys: Layout | Mask
-    causal: bool  # position t sees 0..t: queries and keys are then of one layout
+    causal: bool  # position t sees 0..t: queries and keys then have the same layout
     scale: float
     score_vector: Tensor | None  # of the additive score
     dropout: float
@@ -250,7 +250,7 @@ def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packe
 
 
 def attend_sentences(operands: list[Tensor], spec: AttentionSpec) -> Tensor:
-    """All packed sentences by the kernel that takes them whole: q, k and v, some perhaps in one tensor, as there."""
+    """All packed sentences by the kernel that takes them whole; `operands` are q, k and v in one to three tensors."""
     queries = spec.queries
     keys = spec.keys
     assert isinstance(queries, Packed)
@@ -296,14 +296,14 @@ def _attend_in_groups(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> T
 
 
 def _padded(spec: AttentionSpec) -> tuple[Padded, Padded | Mask]:
-    """The two layouts, where each sentence is a row."""
+    """The two layouts, when each sentence is a row."""
     assert isinstance(spec.queries, Padded)
     assert not isinstance(spec.keys, Packed)
     return spec.queries, spec.keys
 
 
 def _attend_plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """The formula itself: the weights, and their product with the values."""
+    """The formula itself: the weights times the values."""
     queries, keys = _padded(spec)
     weights = attention_weights(
         q,
@@ -332,7 +332,7 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tenso
 def _attend_sdpa(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """torch's `scaled_dot_product_attention`, which chooses its own kernel, and makes the causal mask itself."""
     queries, keys = _padded(spec)
-    mask = None  # of numbers, or of truths
+    mask = None  # of numbers, or bool
     if isinstance(keys, Mask):
         mask = keys.numbers
     elif not spec.causal:
@@ -383,7 +383,7 @@ class KeyValueCache:
 
     @classmethod
     def of(cls, kv: KeyValues) -> "KeyValueCache":
-        """A cache that holds `kv`, and has no more room."""
+        """A cache that holds `kv` and is full."""
         cache = cls.empty(kv, kv.keys.shape[1])
         cache.write(kv, slice(None))
         return cache
@@ -455,9 +455,9 @@ class MultiHeadAttention(nn.Module):
         return KeyValues(keys, values)
 
     def joined(self, context: Tensor, *, layout: Layout, with_queries: bool) -> KeyValues:
-        """The same in one product, and that of the queries, if they are of `context`, too.
+        """`keys_values` in one matrix product; with the queries in it, if they are made from `context`, too.
 
-        For that the matrices are put side by side each time: they stay parameters of their own. It pays where the
+        The matrices are concatenated each time, and stay separate parameters. It pays where the
         kernel that attends writes the gradients side by side, too; elsewhere nothing is joined.
         """
         if not layout.is_fused or self.W_k.weight.shape != self.W_v.weight.shape:
@@ -493,12 +493,12 @@ class MultiHeadAttention(nn.Module):
         return self.W_o(heads.flatten(-2))
 
     def read(self, q: Tensor, kv: KeyValues, *, queries: Layout, keys: Layout | Mask, causal: bool) -> Tensor:
-        """As `forward`, with queries `(..., H, d_k)` that were projected before."""
+        """As `forward`, for queries `(..., H, d_k)` that are already projected."""
         heads = attend(q, kv.keys, kv.values, self._spec(queries, keys, causal=causal))  # (..., H, d_v)
         return self.W_o(heads.flatten(-2))  # (..., D)
 
     def _spec(self, queries: Layout, keys: Layout | Mask, *, causal: bool) -> AttentionSpec:
-        """How this module looks at keys."""
+        """The `AttentionSpec` of this module."""
         return AttentionSpec(
             queries=queries,
             keys=keys,

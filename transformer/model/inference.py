@@ -1,4 +1,4 @@
-"""A model made ready to compute many times without gradients: what `decoding` searches with."""
+"""A model prepared for many computations without gradients, for `decoding` to search with."""
 
 import copy
 from typing import TypeVar, cast
@@ -29,7 +29,7 @@ class InferenceNorm(nn.Module):
         self._bias = to_autocast_dtype(norm.bias.detach())
 
     def before(self, x: Tensor) -> Tensor:
-        """As of AddNorm: a post-norm changes nothing here."""
+        """As `AddNorm.before`: a post-norm changes nothing here."""
         return x
 
     def forward(self, x: Tensor, y: Tensor, *, fused: bool = False) -> Tensor:

@@ -39,11 +39,11 @@ class DecoderState:
     hypothesis sees one of the K: that of the hypothesis which it continues. So a search that drops some hypotheses and
     continues others twice never moves a key: only `past_mask` changes, which all layers read.
 
-    A step writes into the caches of the state that it is given, and into its mask. Only the newest state is valid,
-    therefore: two searches cannot go on from the same one, but from the first.
+    A step writes into the caches and the mask of the state that it is given. So only the newest state is valid: two
+    searches cannot continue from the same state, unless it is the first.
 
-    A search whose steps a GPU replays keeps all tensors where they are. Its position is a tensor, and its caches have
-    room for all positions that it gets to.
+    When a GPU replays the steps of a search, all tensors stay in place. Then the position is a tensor, and the caches
+    have room for every position that the search reaches.
     """
 
     past: list[KeyValueCache]  # of each layer: keys and values of the targets so far, with room for more: n
@@ -58,7 +58,7 @@ class DecoderState:
         return self.past_mask.shape[1]
 
     def with_room(self) -> "DecoderState":
-        """The state with room for one more position; twice as many as before, where there was none."""
+        """The state with room for one more position; if it was full, the room is doubled."""
         n_slots = self.past_mask.shape[2]
         if isinstance(self.position, Tensor) or self.position * self.beam_size < n_slots:
             return self
@@ -80,7 +80,7 @@ class DecoderState:
     def reorder(self, rows: Tensor) -> "DecoderState":
         """The state of the hypotheses `rows` `(R,)`, given by their indices among those of this state.
 
-        Whole sentences may leave; each that stays keeps K adjacent rows.
+        Whole sentences may be dropped; each of the others keeps K adjacent rows.
         """
         past_mask = self.past_mask.flatten(0, 1)[rows]  # (R, n)
         past_mask = past_mask.unflatten(0, (-1, self.beam_size))  # type: ignore[no-untyped-call]  # (B, K, n)

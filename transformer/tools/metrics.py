@@ -1,4 +1,4 @@
-"""Reads metrics.jsonl, in which a run writes what it measures, line by line."""
+"""Reads metrics.jsonl, a run's measurements, line by line."""
 
 import json
 import math

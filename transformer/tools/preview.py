@@ -1,4 +1,4 @@
-"""What the steps of a training will be, for `doctor`: from the plan of the first epoch, exact or of a sample of it."""
+"""What the steps of a training will be, for `doctor`: from the plan of the first epoch, whole or of a sample."""
 
 from dataclasses import dataclass
 

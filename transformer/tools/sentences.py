@@ -1,9 +1,9 @@
-"""Lines of several sentences: noticed where training had hardly any, or translated sentence by sentence.
+"""Lines of several sentences: a warning if training had hardly any, or translation sentence by sentence.
 
     lines -> LineCheck.count ... warn   what a run has not been trained for is said once
     lines -> Sentences.split -> texts, a sentence each -> translations -> Sentences.join -> lines
 
-A model that was trained on single sentences often gives back one of several, and nothing in its output tells.
+A model that was trained on single sentences often translates only one of several, and nothing in its output shows it.
 """
 
 import logging

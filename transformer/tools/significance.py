@@ -4,10 +4,9 @@
     compare_systems     several systems: the scores of `evaluate`, and for each system two tests against the first one
     compare_segments    the same two tests on the segment scores of a judge or of a plug-in
 
-Whether a difference is significant, randomisation says alone: sacreBLEU's bootstrap, like the script of Moses that it
-follows, subtracts a mean of absolute differences, so that its p is about half of a two-sided one. On outputs of two
-WMT21 systems, exchanged at random sentence by sentence, it was 0.05 or less in 11 % of 600 trials, and that of
-randomisation in 5 %.
+Only randomisation decides whether a difference is significant. sacreBLEU's bootstrap, like the Moses script that it
+follows, subtracts a mean of absolute differences, so its p is about half of a two-sided one. On outputs of two WMT21
+systems, exchanged at random sentence by sentence, it was 0.05 or less in 11 % of 600 trials; randomisation's p in 5 %.
 
 Every figure of BLEU, chrF, chrF++ and TER is sacreBLEU's. The seed is 12345, or what the variable SACREBLEU_SEED says.
 """

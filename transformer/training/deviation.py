@@ -1,4 +1,4 @@
-"""How far a way to compute is from the plain one: in loss and gradient, in attention, in what the causal mask hides.
+"""How far a way of computing deviates from the plain one: in loss, gradient, attention, and what the causal mask hides.
 
 The plain way is padded, uncompiled, in full precision, with attention by products and a softmax, and the loss by its
 formula. `proof` decides what is compared, and what becomes of a way that deviates.

@@ -48,7 +48,7 @@ def is_finished(run: Run) -> bool:
 
 
 def _chosen(run: Run) -> dict[str, ScoreMetric]:
-    """The metrics of the run; which of them cannot be had was said at its start."""
+    """The metrics of the run; the log named the unavailable ones at its start."""
     return choose(run.job.data.scores, level=logging.DEBUG)
 
 

@@ -81,7 +81,7 @@ def _bytes_of(weight: Tensor) -> memoryview:
 
 
 def _read(run: Run) -> History:
-    """history.json; nothing where it is damaged: a training goes on without what it was."""
+    """Read history.json; empty if it is damaged, and the training goes on without the earlier entries."""
     try:
         return run.directory.read_history()
     except CheckpointError as error:

@@ -1,7 +1,8 @@
 """Muon, an optimizer for the matrices of the layers, beside Adam for everything else.
 
-Adam scales each number of a matrix for itself. Muon looks at the matrix as a map, and moves it by the same amount in
-all directions of its gradient: the many in which the gradient is small are learned, too. `optimizer` builds it.
+Adam scales each element of a matrix separately. Muon treats the matrix as a linear map, and moves it equally far in all
+directions of its gradient, so the many directions in which the gradient is small are learned, too. `optimizer` builds
+it.
 """
 
 import math

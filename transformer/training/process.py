@@ -1,6 +1,6 @@
 """What a training changes in its process: threads, determinism, the compiler's cache; all is put back at the end.
 
-The rest: the log level, cuDNN's attention, what the compiler takes for dynamic, and torch's random numbers on the CPU.
+It also covers the log level, cuDNN's attention, what the compiler treats as dynamic, and torch's CPU random numbers.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when there is room for them, what they hold, which of them stay.
+"""Checkpoints of a run: whether there is room for them, what they hold, which of them stay.
 
     check_disk   before the first step
     save         the step in progress -> checkpoints/step-N, and the ones that are not to be kept are removed
@@ -110,5 +110,5 @@ def _rotate(directory: RunDir, config: TrainConfig, progress: Progress) -> None:
 
 
 def with_advice(error: NumericalError, run: Run) -> NumericalError:
-    """The same error, with what to do next; every rank must call it."""
+    """The error with what to do next added; every rank must call it."""
     return NumericalError(f"{error}: {run.world.from_rank0(lambda: advice(run.directory.path))}")

@@ -74,7 +74,7 @@ class Objective(nn.Module):
         )
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The same two sums without a gradient, by the plain formula of the loss, added up in float64.
+        """The smoothed and the plain loss without a gradient, by the plain formula, summed in float64.
 
         The logits of a whole batch would be its largest tensor, so they are computed for a few rows at a time.
         """
@@ -130,7 +130,7 @@ class Computation:
     def take(
         self, batches: Sequence[tuple[int, Batch]], *, share: float | Tensor, rate: float | Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One update, by the gradient of all batches: each comes with the seed of its dropout.
+        """One update, by the gradient of all batches. Each batch comes with its dropout seed.
 
         Returns the sums of their smoothed and plain losses, `(2,)` in float64, and what `update` does. Where there are
         several ranks, they share the gradient once, in the backward pass of the last batch.
@@ -147,11 +147,11 @@ class Computation:
         return sums, norm, is_applied
 
     def make_room(self) -> None:
-        """Free what memory is held between steps, where others need some."""
+        """Free the memory held between steps, when others need it."""
 
     @property
     def failure(self) -> str | None:
-        """Why the process is to end after this step, though the numbers are right; None: it is not."""
+        """Why the process must end after this step, though the numbers are right; None: it need not."""
         return None
 
     def add_gradient(self, batch: Batch, share: float | Tensor) -> Tensor:
@@ -167,14 +167,14 @@ class Computation:
 
         `is_wanted`: a flag on the device; nothing is applied where it is False.
         """
-        # Its norm, without the scale of the loss.
+        # The norm, with the loss scale removed.
         self.scaler.unscale_(self.optimizer)
         norm = _clip(self.objective.parameters(), self.clip_norm).double()
         is_applied = torch.isfinite(norm)
         if is_wanted is not None:
             is_applied &= is_wanted
 
-        # The update, or none.
+        # The update, unless it is skipped.
         set_rate(self.optimizer, rate)
         with autocast(self.device, self.precision):  # Muon multiplies matrices
             _apply(self.optimizer, is_applied)

@@ -3,7 +3,7 @@
     given targets -> log-probabilities of our model in float64, and of the peer   are the weights in their places?
     sources       -> greedy and beam search of both, under the peer's penalty     are decoder and special tokens right?
 
-Two searches may part where two candidates are nearly equal. So each difference is listed with how much better our
+Two searches may diverge where two candidates are nearly equal. So each difference is listed with how much better our
 translation is, by our model in float64. Differences that only a hardly trained model shows are counted apart, as
 degenerate: our beam search ranks what has not ended at the maximum length behind everything that has, other libraries
 rank it by its score; and our search never writes a PAD or a BOS.

@@ -1,4 +1,4 @@
-"""The documents of a run without what is of this machine: folders are left out, the names of files stay.
+"""The documents of a run without the traces of this machine: folders are left out, the names of files stay.
 
     run.json, data.json, config.json of a checkpoint -> portable_record, portable_report, portable_job
 

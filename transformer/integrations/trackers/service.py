@@ -59,7 +59,7 @@ def _pass_on(name: str, messages: Iterable[bytes]) -> None:
 
 
 def _start(name: str, run: dict[str, Any]) -> Any:
-    """The package, with the run begun, or gone on with. trackio knows a run by its name, W&B by its id."""
+    """The package, with the run begun or resumed. trackio knows a run by its name, W&B by its id."""
     match name:
         case "trackio":
             import trackio

@@ -1,9 +1,9 @@
-"""What a training sends to trackers beside TensorBoard, such as trackio: it never waits for one, but at its end.
+"""What a training sends to trackers beside TensorBoard, such as trackio: it never waits for one, except at its end.
 
     scalars, samples, scores -> Sink -> a pipe -> `service`, in a process of its own for each tracker -> its package
 
-So a tracker that fails, hangs or is slow costs a line of the log and what it would have shown; and what it does to its
-process, such as threads and handlers of signals, is not done to the training's.
+So a tracker that fails, hangs or is slow costs a line in the log and what it would have shown. Whatever it does to its
+process, such as starting threads or handling signals, does not affect the training's process.
 """
 
 import json

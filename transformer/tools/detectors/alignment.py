@@ -56,7 +56,7 @@ class Gains:
 
 
 def thinning(sources: Sequence[str], targets: Sequence[str]) -> int:
-    """Of how many sampled blocks one is learned from, so that the links of the words can be counted in seconds."""
+    """Learn from one sampled block in this many, so that counting the words' links takes seconds."""
     # Estimate the links from every 20th pair.
     links = 0
     for index in range(0, len(sources), 20):
@@ -196,7 +196,7 @@ class Aligner:
 
     @classmethod
     def learn(cls, sample: BlockSample) -> "Aligner | None":
-        """None where the sample is too small, or no words of its two sides belong together."""
+        """None if the sample is too small, or no words of its two sides belong together."""
         _, sources, targets = sample.columns()
         if len(sources) < FEWEST_TO_LEARN:
             return None

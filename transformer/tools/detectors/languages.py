@@ -85,7 +85,7 @@ def words_of(text: str) -> list[str]:
 
 
 def foreign_language(words: Collection[str], code: str) -> str | None:
-    """Another language, of which a text has function words, where it has none of its own; None: there is none."""
+    """The other language whose function words a text has, when it has none of its own; None: there is none."""
     languages_of = languages_of_word()
     counts = Counter(language for word in set(words) for language in languages_of.get(word, ()))
     if not counts or counts[code]:

@@ -1,4 +1,4 @@
-"""The sections of a report on where its runs come from, and on the commands that make the same again."""
+"""The sections of a report on where its runs come from, and on the commands that reproduce them."""
 
 import shlex
 from collections.abc import Mapping, Sequence
