@@ -14,7 +14,6 @@ from support.paths import CORPORA, needs_corpora
 from transformer.cli.commands import compose
 from transformer.config.jobs import EvaluateJob
 from transformer.config.keys import keys_of
-from transformer.errors import InputError
 
 SCORES = CORPORA / "scores"
 
@@ -105,36 +104,6 @@ def test_evaluate_tells_the_two_bleus_apart(folder: Path, capsys: pytest.Capture
     ]
     assert others[0] == "  files: hyp against ref"
     assert all("|case:lc|" in line for line in others[1:])
-
-
-SHORT = "Nur eine Zeile.\n"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["hypotheses=nix", "references=ref"], r"^nix: cannot be read \(No such file"),
-        (["hypotheses=hyp", "references=[ref,short]"], r"^hyp has 2 lines, short has 1: each line must translate"),
-        (["hypotheses=bytes", "references=ref"], r"^bytes:2: not UTF-8"),
-        (["hypotheses=pieces", "references=ref"], r"^pieces: the hypotheses are in subwords"),
-        (["hypotheses=empty", "references=empty"], r"^empty: there are no sentences to score"),
-        (["hypotheses=hyp"], "^hypotheses and references belong together: set both"),
-        (["hypotheses=hyp", "references=ref", "data.tgt_lang=null"], "^data.tgt_lang is not set"),
-        (["hypotheses=hyp", "references=ref", "test.a.src=x", "test.a.tgt=y"], "leave test out"),
-    ],
-)
-def test_evaluate_refuses_what_cannot_be_compared(folder: Path, overrides: list[str], message: str) -> None:
-    texts = {
-        "short": SHORT.encode(),
-        "bytes": b"gut\nschlecht \xff\n",
-        "pieces": "▁Der ▁Hund\n▁Zwei ▁Frauen\n".encode(),
-        "empty": b"",
-    }
-    for name, text in texts.items():
-        (folder / name).write_bytes(text)
-    with pytest.raises(InputError, match=message) as refused:
-        evaluate("data.tgt_lang=de", *overrides)
-    assert "\n" not in str(refused.value)
 
 
 @needs_corpora

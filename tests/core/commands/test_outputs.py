@@ -15,13 +15,10 @@ from transformer.config.settings import (
     Device,
     LineFormat,
     Precision,
-    SampleConfig,
-    SearchOverride,
 )
 from transformer.decoding.output import Alignment, Scored, Translation, format_log_probs, format_translations
 from transformer.decoding.translate_stream import run as translate
 from transformer.decoding.translator import Translator
-from transformer.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -135,44 +132,6 @@ def test_translate_writes_the_same_translations_in_every_format(run_dir: Path, t
             assert written["finished"] == hypothesis.finished
             assert written["log_prob"] == pytest.approx(hypothesis.log_prob, abs=1e-4)
             assert written["score"] == pytest.approx(hypothesis.log_prob / ((5 + length) / 6) ** 0.6, abs=1e-4)
-
-
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "n best as text": ({"n_best": 2}, "n_best=2 needs format=tsv or format=jsonl"),
-    "no best": ({"n_best": 0}, "n_best=0 must be at least 1"),
-    "more best than there can be": ({"n_best": 2000}, "n_best=2000 must be at most 1024"),
-    "alignment as tsv": ({"align": True, "format": LineFormat.tsv}, "align=true needs format=jsonl"),
-    "sampling with a beam": (
-        {"search": SearchOverride(beam_size=4), "sample": SampleConfig(top_k=5)},
-        "search.beam_size=4 is for a search",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_translate_job_refuses_what_does_not_go_together(case: str) -> None:
-    given, message = BAD[case]
-    with pytest.raises(ValueError, match=message):
-        TranslateJob(**given)
-
-
-def test_translate_refuses_more_best_than_the_beam_before_it_reads(run_dir: Path) -> None:
-    job = TranslateJob(
-        run_dir=str(run_dir), device=Device.cpu, precision=Precision.fp32, threads=1, n_best=5, format=LineFormat.tsv
-    )
-
-    class Unread(io.BytesIO):
-        def read1(self, size: int | None = -1, /) -> bytes:
-            raise AssertionError("read")
-
-    with pytest.raises(InputError, match=r"n_best=5 must be from 1 to search\.beam_size=4"):
-        translate(job, Unread(GIVEN), io.BytesIO())
-
-
-def test_translate_strict_refuses_what_is_not_utf8(run_dir: Path) -> None:
-    with pytest.raises(InputError, match=r"^line 2: not UTF-8 at byte 3: mend the line"):
-        output_of(run_dir, b"a dog\na \xff dog\n", strict=True)
-    assert output_of(run_dir, b"a dog\na \xff dog\n").count("\n") == 2
 
 
 # --- while it goes on

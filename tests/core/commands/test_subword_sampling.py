@@ -22,7 +22,6 @@ from support.corpora import (
 )
 from support.ranks import ranks
 from support.resumed_runs import learned, stop_at
-from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     Algorithm,
@@ -197,11 +196,7 @@ def test_train_does_not_resume_with_other_sampling(
 def test_train_refuses_a_probability_above_one(
     finished: Callable[[Algorithm], TrainJob], corpus: DataConfig, tmp_path: Path
 ) -> None:
-    """At once; where the tokenizer is given, when it has been read."""
-    with pytest.raises(InputError, match=r"train\.subword_sampling=1\.5: for BPE it is a probability"):
-        compose("train", ["train.subword_sampling=1.5"])
-    with pytest.raises(InputError, match=r"=0\.1 cuts pieces, and tokenizer\.algorithm=char has none to cut"):
-        compose("train", ["train.subword_sampling=0.1", "tokenizer.algorithm=char"])
+    """Where the tokenizer is given, when it has been read."""
 
     job = sampling_job(tmp_path / "a", corpus)
     job.tokenizer = TokenizerConfig(model=str(Path(finished(Algorithm.bpe).run_dir) / "tokenizer.model"))

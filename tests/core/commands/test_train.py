@@ -299,13 +299,6 @@ def test_train_scores_with_the_tokenizer_of_the_run(corpus: DataConfig, tmp_path
     assert "|tok:intl|" in again.test_sets["other"].bleu_signature
 
 
-def test_train_refuses_a_test_set_that_cannot_be_scored_before_it_begins(corpus: DataConfig, tmp_path: Path) -> None:
-    test = {"other": replace(corpus.test["other"], tgt_lang="chinese")}
-    with pytest.raises(InputError, match=r"^data\.test\.other\.tgt_lang=chinese: not a code of ISO 639"):
-        run(tiny_job(tmp_path / "a", replace(corpus, test=test), max_steps=1))
-    assert not (tmp_path / "a").exists()
-
-
 def test_train_writes_what_one_step_computes(corpus: DataConfig, tmp_path: Path) -> None:
     """And computes nothing else by it."""
     profiled = run(tiny_job(tmp_path / "a", corpus, profile=2, max_steps=3, average=1))

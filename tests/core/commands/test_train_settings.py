@@ -44,7 +44,7 @@ from transformer.config.settings import (
 )
 from transformer.data import building
 from transformer.data.tokenizer import train_tokenizer
-from transformer.errors import CheckpointError, InputError, StorageError
+from transformer.errors import CheckpointError, InputError
 
 
 @pytest.fixture(scope="module")
@@ -288,14 +288,6 @@ def test_resume_decides_on_every_key(copy: TrainJob) -> None:
     assert {key for key, _ in leaves(copy)} - set(KEYS) - {"run_dir"} == FILES | NOT_HERE
 
 
-def test_resume_names_all_that_it_refuses_in_one_line(copy: TrainJob) -> None:
-    job = with_value(with_value(copy, "model.dropout", 0.3), "train.seed", 7)
-    with pytest.raises(CheckpointError) as refused:
-        run(with_value(job, "train.samples", 0))
-    assert "model.dropout: 0.1 -> 0.3; train.seed: 1 -> 7" in str(refused.value)
-    assert "samples" not in str(refused.value)
-
-
 @pytest.mark.parametrize("decay", [decay for decay in Decay if decay.ends_at_the_last_step])
 def test_resume_refuses_another_length_where_the_decay_ends_at_the_last_step(
     corpus: DataConfig, tmp_path: Path, decay: Decay
@@ -426,15 +418,6 @@ def test_resume_takes_other_search_settings_for_the_rest_of_the_run(corpus: Data
 
 
 # ---- places and inputs that will not do -----------------------------------------------------------------------------
-
-
-def test_train_refuses_a_place_under_a_file(corpus: DataConfig, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    for data in (corpus, replace(corpus, store_dir=None)):
-        with pytest.raises(StorageError, match="file") as refused:
-            run(tiny_job(tmp_path / "file" / "a", data))
-        assert refused.value.exit_status == 5
-        assert "\n" not in str(refused.value)
 
 
 def unequal(data: DataConfig) -> None:

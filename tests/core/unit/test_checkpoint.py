@@ -369,32 +369,6 @@ def test_find_checkpoint_verifies_what_is_used_and_falls_back_where_that_is_dama
     assert find_checkpoint(run, "last").step == 10
 
 
-@pytest.mark.parametrize("name", ["auto", "last", "best", "averaged", "step-10"])
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ("c", "c: no such run directory; there are 'run_dir=a b'"),
-        ("none/c", "none/c: no such run directory; `transformer train run_dir=none/c` makes one"),
-        ("a b/averaged", "a b/averaged: a checkpoint, not a run directory: 'run_dir=a b' checkpoint=averaged"),
-        (
-            "a b/checkpoints/step-00000010",
-            "a b/checkpoints/step-00000010: a checkpoint, not a run directory: 'run_dir=a b' checkpoint=step-10",
-        ),
-    ],
-)
-def test_find_checkpoint_says_which_runs_there_are(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, message: str, name: str
-) -> None:
-    run.rename(tmp_path / "a b")
-    RunDir(tmp_path / "a b").record.write_text("{}")
-    shutil.copytree(step_dir(tmp_path / "a b", 20), tmp_path / "a b" / "averaged")
-    (tmp_path / "no run").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError) as caught:
-        find_checkpoint(Path(typed), name)
-    assert str(caught.value) == message
-
-
 def test_find_checkpoint_names_the_newest_of_many_runs(tmp_path: Path) -> None:
     for number in range(7):
         (tmp_path / f"r{number}").mkdir()

@@ -475,47 +475,6 @@ def test_from_json_gives_back_a_sweep() -> None:
         from_json(EvaluateJob, data)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SweepConfig(beam_size=[]), "sweep.beam_size names no value"),
-        (lambda: SweepConfig(beam_size=[4, 0]), r"sweep.beam_size=\[4, 0\]: each must be a number from 1 to 1024"),
-        (
-            lambda: SweepConfig(length_penalty=[0.6, float("nan")]),
-            r"sweep.length_penalty=\[0.6, nan\]: each must be a number from 0 to 10.0",
-        ),
-        (
-            lambda: EvaluateJob(sweep=SweepConfig(beam_size=[1]), search=SearchOverride(beam_size=4)),
-            "search.beam_size and sweep.beam_size cannot both be set",
-        ),
-        (
-            lambda: EvaluateJob(sweep=SweepConfig(length_penalty=[1.0]), test={"news": PairConfig()}),
-            "leave test.NAME for the evaluation that follows",
-        ),
-    ],
-    ids=["empty", "zero", "nan", "twice", "a test set"],
-)
-def test_sweep_config_refuses_what_cannot_be_swept(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        (lambda: TranslateJob(threads=0), "threads=0"),
-        (lambda: EvaluateJob(threads=-1), "threads=-1"),
-        (lambda: AverageJob(last=0), "last=0"),
-        (lambda: AverageJob(best=0), "best=0"),
-        (lambda: AverageJob(last=2, best=3), "last=2"),
-    ],
-    ids=["translate", "evaluate", "average", "average of the best", "average of both"],
-)
-def test_jobs_name_a_key_outside_any_group_as_it_is_typed(make: Any, key: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{key} "):
-        make()
-
-
 @pytest.mark.parametrize("kind", [Activation, Norm, Positions, Decay, Precision, Device, Algorithm, Metric, Format])
 def test_settings_name_choices_as_they_are_typed(kind: Any) -> None:
     assert all(member.name == member.value == member.name.lower() for member in kind)

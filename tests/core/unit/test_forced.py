@@ -445,8 +445,6 @@ def test_ensemble_of_runs_needs_one_tokenizer(run_dir: Path, spm: bytes, tmp_pat
         transformer.load(run_dir, ensemble=[b, c])
     with pytest.raises(InputError, match=r"^ensemble takes a list of runs: .* write ensemble=\['runs/b'\]"):
         transformer.load(run_dir, ensemble="runs/b")
-    with pytest.raises(InputError, match="no such run directory"):
-        transformer.load(run_dir, ensemble=[tmp_path / "none"])
 
 
 def test_load_makes_each_model_of_an_ensemble_ready_once(

@@ -29,7 +29,6 @@ from transformer.config.settings import (
     ModelConfig,
     Precision,
     SearchConfig,
-    TrainConfig,
 )
 from transformer.data.plan import Batching
 from transformer.errors import InputError
@@ -315,11 +314,6 @@ def test_train_says_that_fit_memory_is_for_a_gpu(
     run_dir = run(job_of(tmp_path / "a", corpus, max_tokens=None, fit_memory=True))
     assert read(run_dir / "run.json")["resolved"]["max_tokens"] == 5_120
     assert "train.fit_memory tries steps on a GPU; on a CPU micro-batches have 5120 tokens" in caplog.messages
-
-
-def test_fit_memory_and_max_tokens_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match=r"fit_memory finds what train.max_tokens=512 sets: leave one of them out"):
-        TrainConfig(fit_memory=True, max_tokens=512)
 
 
 def test_free_memory_is_a_rank_s_share_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

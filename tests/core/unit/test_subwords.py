@@ -20,7 +20,6 @@ import pytest
 import sentencepiece
 
 from support.paths import CORPORA, ROOT, needs_corpora
-from transformer.cli.commands import compose
 from transformer.config.settings import Algorithm, TokenizerConfig
 from transformer.data.listed import Piece
 from transformer.data.store import Sentences
@@ -485,11 +484,4 @@ def test_sampler_refuses_a_score_that_is_no_number(algorithm: str, score: float)
     vocabulary[100] = vocabulary[100]._replace(score=score)
     with pytest.raises(InputError, match=r"sampling: the tokenizer's piece 100 has the score") as refused:
         SubwordSampler(vocabulary, 0.1)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("value", ["0", "-0.1", "nan", "inf", "-inf"])
-def test_config_refuses_a_rate_that_is_not_above_zero(value: str) -> None:
-    with pytest.raises(InputError, match=r"train\.subword_sampling=") as refused:
-        compose("train", ["experiment=base", f"train.subword_sampling={value}"])
     assert "\n" not in str(refused.value)
