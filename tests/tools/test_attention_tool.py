@@ -21,7 +21,6 @@ from support.corpora import run, run_command, tiny_job, write_corpus
 from transformer.config.settings import DataConfig, ModelConfig, Norm, Precision, Score
 from transformer.data.batch import collate
 from transformer.data.store import Store
-from transformer.errors import StorageError
 from transformer.layout import Packed
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.transformer import Transformer
@@ -293,12 +292,6 @@ def test_attention_draws_one_word_with_every_head(trained: Path, tmp_path: Path)
     assert "“zwei”, heads 1, 2" in text
     assert "#1f77b4" in text
     assert "#ff7f0e" in text
-
-
-def test_attention_cannot_write_where_a_file_stands(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("", encoding="utf-8")
-    with pytest.raises(StorageError, match="out: cannot be made: Not a directory: choose another directory"):
-        attention(job_of(trained, tmp_path / "out", text="one"))
 
 
 def test_attention_reads_a_sentence_of_a_file(

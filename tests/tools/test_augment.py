@@ -301,24 +301,6 @@ def test_set_is_changed_by_the_numbers_of_its_pairs(tmp_path: Path) -> None:
     assert [target for _, target in typos] == [target for _, target in load()]
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"train": PairConfig("a", "b", augment="upper")},
-            r"^data\.train\.augment=upper is for development and test se",
-        ),
-        (
-            {"dev": PairConfig("a", "b", augment="lower")},
-            r"^data\.dev\.augment=lower is not one of .*typos.* choose one",
-        ),
-    ],
-)
-def test_augment_is_refused_where_it_means_nothing(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DataConfig(**keys)
-
-
 def test_commands_train_and_score_on_changed_text(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,6 @@ import pytest
 import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 
 from support.command_line import (
     BAD_YAML,
@@ -51,7 +50,6 @@ from transformer.cli.application import _name_of
 from transformer.cli.commands import COMMANDS
 from transformer.cli.completion import complete
 from transformer.cli.overrides import parse_arguments
-from transformer.config.compose import composing_error
 from transformer.config.jobs import AverageJob, EvaluateJob, Job, PrepareJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.keys import keys_of
 from transformer.config.settings import (
@@ -704,13 +702,6 @@ def test_main_refuses_hydra_s_flags_for_a_configuration_of_one_s_own(flag: str) 
     assert f"{flag} " not in complete(f"transformer train {flag}")
 
 
-def test_composing_error_names_the_overrides_where_there_are_some() -> None:
-    error = HydraException("it cannot be composed")
-    assert str(composing_error(error, TrainJob, overrides=[])) == "it cannot be composed"
-    named = composing_error(error, TrainJob, overrides=["a=1", "b=2"])
-    assert str(named) == "it cannot be composed (composing a=1 b=2)"
-
-
 def test_main_has_a_command_for_every_job() -> None:
     assert list(commands.COMMANDS) == list(JOBS)
 
@@ -880,14 +871,6 @@ def test_help_without_a_command_lists_every_command() -> None:
 
 
 @pytest.mark.parametrize("command", JOBS)
-def test_help_names_the_flags(printed: Printed, command: str) -> None:
-    assert "--multirun" in printed.texts[command]
-    assert "--cfg job --resolve" in printed.texts[command]
-    assert "--quiet shows only warnings and errors, --verbose each line of the log" in printed.texts[command]
-    assert ("--config-dir" in printed.texts[command]) == issubclass(JOBS[command], TrainJob)
-
-
-@pytest.mark.parametrize("command", JOBS)
 def test_main_shows_what_is_in_force_under_cfg_job(command: str) -> None:
     names = [field.name for field in fields(JOBS[command])]
     keys = {"run_dir": "run_dir", "output": "output", "data": "data.tgt_lang"}
@@ -923,11 +906,6 @@ def test_help_of_a_command_can_be_asked_for_in_two_ways() -> None:
     assert enter("train", "--help", "train.seed=2") == enter("train", "--help")
     assert enter("help") == enter("--help")
     assert "unknown command 'trian'; did you mean 'train'?" in enter("help", "trian").err
-
-
-def test_help_says_which_commands_take_paths() -> None:
-    assert enter("compare", "--help").out.startswith("usage: transformer compare [RUN_DIR ...] [key=value ...]\n")
-    assert enter("evaluate", "--help").out.startswith("usage: transformer evaluate [key=value ...]\n")
 
 
 def test_multirun_gives_each_job_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -1242,12 +1220,6 @@ def test_main_shows_the_traceback_under_transformer_debug(
     assert "Traceback (most recent call last)" in shown
     assert "in fail" in shown
     assert shown.rstrip("\n").rpartition("\n")[2].startswith(f"transformer: {words}")
-
-
-def test_main_shows_where_composing_failed_under_transformer_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRANSFORMER_DEBUG", "1")
-    shown = enter("train", "train.seed=many").err
-    assert "ConfigCompositionException" in shown
 
 
 # ---- errors of the file system --------------------------------------------------------------------------------------

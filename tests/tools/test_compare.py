@@ -541,30 +541,3 @@ def test_compare_refuses_test_sets_of_another_text(runs: Path, capsys: pytest.Ca
     run(tiny_job(runs / "c", write_corpus(runs / "corpus", seed=1), max_steps=2, save_every=2, average=1))
     with pytest.raises(InputError, match=r"^test is not the same test set in a and c: they differ in line 1$"):
         compared(capsys, "runs=[a,c]")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ([], "^there must be two systems or more to compare: transformer compare runs/a runs/b"),
-        (["runs=[a,a]"], "^a is named twice"),
-        (["runs=[a,nowhere]"], "^nowhere: no such run directory"),
-        (["runs=[a,b]", "hypotheses=[a,b]", "references=c"], "^runs and hypotheses: choose one"),
-        (["hypotheses=[a,b]"], "^hypotheses and references belong together"),
-        (["hypotheses=[one,two]", "references=one", "data.tgt_lang=de"], "^one has 1 lines, two has 2"),
-        (["runs=[a,b]", "changed=-1"], "^changed=-1 must be"),
-        (["published.test=two"], "^there must be two systems or more"),
-        (["runs=[a]", "published.news=two"], "^published.news: the runs have no such test set: they have test, other"),
-        (["runs=[a]", "published.test=two"], "^two: 2 lines, but test has 12 sentences: published.test needs"),
-        (["hypotheses=[one,two]", "references=one", "data.tgt_lang=de", "published.a=b"], "^published goes with runs"),
-    ],
-)
-def test_compare_refuses_what_is_not_two_systems(
-    runs: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], message: str
-) -> None:
-    texts = {"one": ["eins"], "two": ["eins", "zwei"]}
-    for name, lines in texts.items():
-        write(runs / name, lines)
-    with pytest.raises(InputError, match=message) as refused:
-        compared(capsys, *overrides)
-    assert "\n" not in str(refused.value)

@@ -487,12 +487,6 @@ def test_doctor_prints_remedy_and_lines_below_a_finding() -> None:
     )
 
 
-def test_doctor_refuses_text_that_cannot_be_read(demo: DoctorJob) -> None:
-    demo.data.dev = PairConfig("nowhere.en", "nowhere.de")
-    with pytest.raises(InputError, match=r"^nowhere\.en: cannot be read"):
-        doctor(demo)
-
-
 # ---- parts ----------------------------------------------------------------------------------------------------------
 
 

@@ -234,22 +234,3 @@ def test_attention_refuses_links_beyond_the_sentence(trained: Path, tmp_path: Pa
         InputError, match=r"a\.align:2: the link 77-0 is beyond the sentence, which has \d source and \d target words"
     ):
         attention(job)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"text": "a", "file": "b"}, "text and file are set: choose one"),
-        ({"target": "a"}, "target is the translation of text: set text, too"),
-        ({"text": "a", "forced": True}, "forced=true reads the references of a set: leave text and file out"),
-        ({"text": "a", "sentences": 3}, "sentences are taken from file or set: leave text out"),
-        ({"alignments": "x"}, "alignments are for many sentences: set sentences, too"),
-        ({"alignments": "x", "sentences": 2}, "alignments are of references: set forced=true, or references="),
-        ({"references": "x"}, "references belong to file: set file, too"),
-        ({"layers": [0]}, "layers=[0]: layers are counted from 1"),
-        ({"line": 0}, "line=0 must be at least 1"),
-    ],
-)
-def test_attention_job_refuses_what_does_not_fit_together(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
-        AttentionJob(**settings)

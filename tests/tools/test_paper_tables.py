@@ -35,7 +35,7 @@ from transformer.tools.tables.grid import describe_changes, differences, with_ch
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.make import make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
-from transformer.tools.tables.rows import output_of, rows_of_file
+from transformer.tools.tables.rows import rows_of_file
 
 pytestmark = pytest.mark.ci
 
@@ -198,22 +198,6 @@ def test_make_table_sets_for_every_row_what_no_row_is_about(tmp_path: Path, aske
     assert not any(note.startswith("Unlike") for note in plain.notes)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rows": "base,F"}, "no row begins with 'F'; there are base, A_h1"),
-        ({"rows": "base,,A"}, "no row begins with ''"),
-        (
-            {"table": "nowhere.yaml"},
-            "nowhere.yaml: No such file or directory: name 1, 2, 3, scores or a YAML file with rows",
-        ),
-    ],
-)
-def test_table_refuses_what_cannot_be_made(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    assert message in refuse(table_job(tmp_path, **settings))
-    assert not output_of(table_job(tmp_path, **settings)).exists()
-
-
 def test_table_refuses_what_would_be_lost() -> None:
     result = enter("table", "model.n_layers=2")
     assert (result.status, "model.n_layers=2: table=3 has the paper's models" in result.err) == (2, True)
@@ -223,29 +207,10 @@ def test_table_refuses_what_would_be_lost() -> None:
     assert enter("table", "table=mine.yaml", "model.n_layers=2", "recipe=tensor2tensor").status == 0
 
 
-@pytest.mark.parametrize("ignored", ["rows=base", "seeds=2"])
-def test_table_1_refuses_what_is_for_trainings(ignored: str) -> None:
-    result = enter("table", "table=1", ignored)
-    assert (result.status, "table=1 trains nothing: leave rows and seeds out" in result.err) == (2, True)
-
-
 def test_table_job_refuses_an_output_on_the_hub() -> None:
     """Its runs are trained there."""
     with pytest.raises(ValueError, match=r"^output=hf:ours/table: the table and its runs are written there: name a"):
         TableJob(output="hf:ours/table")
-
-
-def test_table_job_refuses_a_width_that_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="width=100 must be a multiple of 32"):
-        TableJob(width=100)
-    with pytest.raises(ValueError, match="width=64 is for the tables of the paper"):
-        TableJob(table="mine.yaml", width=64)
-    with pytest.raises(ValueError, match="width=4611686018427387904 must be at most 1048576"):
-        TableJob(width=1 << 62)
-    with pytest.raises(ValueError, match="table=3 trains models of its own from their first step on: leave init_from"):
-        TableJob(init_from="runs/a")
-    with pytest.raises(InputError, match=r"model\.n_heads=1: init_from=runs/a brings its own model"):
-        compose("table", ["table=mine.yaml", "init_from=runs/a", "model.n_heads=1"])
 
 
 def test_table_job_refuses_seeds_that_would_be_too_large() -> None:

@@ -18,7 +18,6 @@ from transformer.cli import commands
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import LineFormat, Rerank, SampleConfig, SearchOverride
 from transformer.decoding.output import BLANK, Translation
-from transformer.errors import InputError
 from transformer.tools import risk
 from transformer.tools.risk import least_risk, sentence_bleu, sentence_chrf
 
@@ -160,29 +159,3 @@ def test_translate_compares_the_whole_beam_or_32_samples(run_dir: Path, monkeypa
     assert max(counts) == 4  # search.beam_size of the run
     translated(replace(job, sample=SampleConfig(temperature=50.0)), monkeypatch)
     assert max(counts) == 32
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"candidates": 8}, "candidates is for rerank"),
-        ({"candidates": 1, "rerank": Rerank.chrf}, "candidates=1 must be at least 2"),
-        (
-            {"candidates": 4, "n_best": 5, "rerank": Rerank.chrf, "format": LineFormat.jsonl},
-            "n_best=5 must be at most candidates=4",
-        ),
-        ({"rerank": Rerank.chrf, "split": True}, "leave prefix, rerank and sample out"),
-    ],
-    ids=["alone", "one", "fewer", "sentences"],
-)
-def test_translate_job_refuses(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        TranslateJob("a", **settings)
-
-
-def test_translate_refuses_more_candidates_than_the_search_keeps(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = TranslateJob(str(run_dir), threads=1, format=LineFormat.jsonl, rerank=Rerank.bleu, candidates=9)
-    with pytest.raises(InputError, match=r"candidates=9 must be at most search\.beam_size=4"):
-        translated(job, monkeypatch)

@@ -133,8 +133,3 @@ def test_table_of_a_folder_refuses_in_one_line(runs: Path, job: TableJob, messag
     with pytest.raises(InputError, match=message) as refused:
         run_command("table", replace(job, table=str(runs)))
     assert "\n" not in str(refused.value)
-
-
-def test_table_of_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no run directory in it, nor in a folder of it"):
-        run_command("table", TableJob(table=str(tmp_path)))

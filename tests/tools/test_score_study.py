@@ -499,21 +499,6 @@ def test_score_rows_are_chosen_by_name(tmp_path: Path) -> None:
         score_rows(scores_job(tmp_path, rows="dk64"))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.d_model=44", "model.n_heads=4"], "model.d_model=44 must be a multiple of 8"),
-        (["init_from=runs/a"], "leave init_from out"),
-        (["width=128"], "set model.d_model"),
-    ],
-)
-def test_scores_job_refuses(overrides: list[str], message: str) -> None:
-    result = enter("table", "table=scores", *overrides)
-    assert (result.status, result.jobs) == (2, [])
-    (line,) = result.err.splitlines()
-    assert message in line
-
-
 def test_scores_job_takes_a_model_of_its_own() -> None:
     """Unlike the paper's tables: it is the model that the rows are made of."""
     result = enter("table", "table=scores", "model.n_layers=1", "model.d_model=64", "rows=dk8")

@@ -1,6 +1,5 @@
 """Lines of several sentences: they are noticed where training had hardly any, and translated sentence by sentence."""
 
-import re
 import shutil
 import sys
 from dataclasses import replace
@@ -11,9 +10,9 @@ import pytest
 
 from support.paths import TESTS
 from support.translations import output_of, write_run
-from transformer.config.jobs import EvaluateJob, TranslateJob
+from transformer.config.jobs import EvaluateJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import Device, LineFormat, PairConfig, Precision, SampleConfig
+from transformer.config.settings import Device, PairConfig, Precision
 from transformer.data.corpus import LONGEST_LINE, has_several_sentences
 from transformer.data.report import DataReport, LineCounts
 from transformer.errors import CheckpointError, InputError
@@ -209,20 +208,3 @@ def test_translate_names_what_splitting_needs(run_dir: Path, monkeypatch: pytest
     RunDir(run_dir).data.unlink()
     with pytest.raises(CheckpointError, match=r"data\.json: No such file"):
         output_of(run_dir, b"a\n", split=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"format": LineFormat.jsonl}, "split=true needs format=text: format=jsonl has the score of a whole line"),
-        ({"format": LineFormat.tsv, "n_best": 2}, "split=true needs format=text"),
-        (
-            {"prefix": "a.txt"},
-            "split=true translates by search, sentence by sentence: leave prefix, rerank and sample out",
-        ),
-        ({"sample": SampleConfig(top_k=3)}, "leave prefix, rerank and sample out"),
-    ],
-)
-def test_translate_job_refuses_what_does_not_go_with_splitting(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
-        TranslateJob(split=True, **settings)

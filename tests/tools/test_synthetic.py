@@ -3,15 +3,12 @@
 import json
 import logging
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from transformer.config.jobs import TranslateJob
 from transformer.config.settings import LineFormat, PairConfig
 from transformer.data.source import resolve_source
 from transformer.decoding.output import Translation
@@ -179,26 +176,3 @@ def test_pairs_report_what_was_dropped(caplog: pytest.LogCaptureFixture) -> None
 
 
 # --- which jobs
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"keep": 0.0}, "keep=0.0 must be above 0, and at most 1: the share of lines to keep"),
-        ({"keep": 1.5}, "keep=1.5 must be above 0, and at most 1"),
-        ({"keep": 90.0}, "keep=90.0 must be above 0, and at most 1"),
-        ({"keep": math.nan}, "keep=nan must be above 0, and at most 1"),
-        ({"output": None}, "keep=0.9 chooses only after everything is translated: set input=FILE output=FILE"),
-        (
-            {"input": None, "output": None},
-            "keep=0.9 chooses only after everything is translated: set input=FILE output=FILE",
-        ),
-        ({"format": LineFormat.tsv}, "keep=0.9 writes pairs of a line and its translation: leave format out"),
-        ({"n_best": 2}, "leave n_best out"),
-        ({"align": True}, "leave align out"),
-        ({"split": True}, "leave split out"),
-    ],
-)
-def test_translate_job_refuses_what_does_not_go_with_keeping(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{re.escape(said)}|{re.escape(said)}$"):
-        TranslateJob(**{"keep": 0.9, "input": "news.de", "output": "news.tsv", **settings})

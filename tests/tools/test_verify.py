@@ -391,24 +391,6 @@ def test_verify_ends_with_status_8_where_something_differs(copy: Path) -> None:
     assert [item["agrees"] for item in json.loads(other.printed)["compared"]][:3] == [True, False, True]
 
 
-REFUSED = {
-    "steps=0": "steps=0 is neither a number of steps nor `all`",
-    "steps=-3": "steps=-3 is neither",
-    "steps=some": "steps=some is neither",
-    "run_dir=nowhere": "nowhere: no such run directory",
-    "run_dir=corpus": "run.json",
-}
-
-
-@pytest.mark.parametrize("override", REFUSED)
-def test_verify_refuses_in_one_line(override: str, tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    ended = typed_in_a_child("verify", override, cwd=tmp_path)
-    assert ended.status in (2, 4)
-    assert REFUSED[override] in ended.said
-    assert len(ended.said.splitlines()) == 1
-
-
 def test_verify_of_the_scores_of_a_run_that_is_not_finished(copy: Path) -> None:
     (copy / "results.json").unlink()
     with pytest.raises(InputError, match=r"results\.json.*: steps=all is for a finished run; give a number of steps"):
