@@ -267,8 +267,8 @@ class Splitter(Protocol):
 class PairFilter(Protocol):
     """Makes pairs to train on of text and its translations."""
 
-    def draft(self, sources: Sequence[str], translations: "Sequence[Translation]") -> "Output":
-        """A row for each translation that is sound by itself."""
+    def draft(self, sources: Sequence[str], translations: "Sequence[Translation]", *, first_line: int) -> "Output":
+        """A row for each translation that is sound by itself; the first source is line `first_line`."""
         ...
 
     def finish(self, read: "Callable[[], Iterator[str]]") -> "Iterator[Output]":

@@ -40,7 +40,10 @@ def translated(text: str, mean: float | None, *, finished: bool = True) -> Trans
 
 def chosen(pairs: Pairs, blocks: list[list[tuple[str, Translation]]]) -> tuple[str, dict[str, float]]:
     """What is written of these blocks, and what is counted."""
-    drafts = [pairs.draft([source for source, _ in block], [found for _, found in block]) for block in blocks]
+    drafts, line = [], 1
+    for block in blocks:
+        drafts.append(pairs.draft([source for source, _ in block], [found for _, found in block], first_line=line))
+        line += len(block)
 
     def read() -> Iterator[str]:
         return (draft.text for draft in drafts)
@@ -63,7 +66,7 @@ def test_pairs_drop_what_is_unsound_however_probable_it_is(name: str) -> None:
     unsound = (source, translated(target, 0.0 if source else None, finished=finished))
     text, counted = chosen(TSV, [others[:2], [unsound, *others[2:]]])
     assert counted == {name.partition(",")[0]: 1, "kept": 2, "improbable": 2}
-    assert text == f"de\ten\tmean_log_prob\n{SOURCE}\t{TARGET}\t-1.0000\n{SOURCE}\t{TARGET}\t-2.0000\n"
+    assert text == f"de\ten\tmean_log_prob\tline\n{SOURCE}\t{TARGET}\t-1.0000\t1\n{SOURCE}\t{TARGET}\t-2.0000\t2\n"
 
 
 def test_pairs_do_not_ask_for_long_and_different_names_and_numbers() -> None:
@@ -86,7 +89,11 @@ def test_pairs_keep_the_most_probable_share_of_all_blocks(keep: float, kept: int
     assert counted == {"kept": kept} | ({} if kept == 100 else {"improbable": 100 - kept})
 
     best = sorted(means, reverse=True)[:kept]
-    expected = [{"de": f"{SOURCE} {n}", "en": TARGET, "mean_log_prob": m} for n, m in enumerate(means) if m in best]
+    expected = [
+        {"de": f"{SOURCE} {n}", "en": TARGET, "mean_log_prob": m, "line": n + 1}
+        for n, m in enumerate(means)
+        if m in best
+    ]
     assert [json.loads(row) for row in text.split("\n")[:-1]] == expected
 
 
@@ -112,7 +119,7 @@ def test_pairs_keep_a_share_of_those_of_usual_length() -> None:
 
 
 def test_pairs_of_nothing_are_none() -> None:
-    assert chosen(TSV, []) == ("de\ten\tmean_log_prob\n", {})
+    assert chosen(TSV, []) == ("de\ten\tmean_log_prob\tline\n", {})
     assert chosen(Pairs(0.5, LineFormat.jsonl, ("de", "en")), [[]]) == ("", {})
 
 

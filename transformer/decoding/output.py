@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from transformer.config.settings import LineFormat
 
 MEAN = "mean_log_prob"  # the column of pairs that has the log-probability a piece
+LINE = "line"  # the name of the column with the number of the source, counted from 1
 
 # Characters that some reader takes for the end of a cell or of a row: controls, and the two separators of Unicode.
 _BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -112,14 +113,16 @@ def format_log_probs(by_line: Sequence[Scored], kind: LineFormat, *, first_line:
 
 def format_header(kind: LineFormat, columns: tuple[str, str]) -> str:
     """What stands above pairs: the names of the columns in tsv, nothing in jsonl."""
-    return _row(*columns, MEAN) + "\n" if kind is LineFormat.tsv else ""
+    return _row(*columns, MEAN, LINE) + "\n" if kind is LineFormat.tsv else ""
 
 
-def format_pair(kind: LineFormat, columns: tuple[str, str], pair: tuple[str, str], *, mean_log_prob: float) -> str:
-    """A source and its translation, as a line of tsv or jsonl that a training reads."""
+def format_pair(
+    kind: LineFormat, columns: tuple[str, str], pair: tuple[str, str], *, mean_log_prob: float | None, line: int
+) -> str:
+    """A source and its translation, as a line of tsv or jsonl that a training reads; `line` is that of the source."""
     if kind is LineFormat.tsv:
-        return _row(*pair, f"{mean_log_prob:.4f}") + "\n"
-    row = {**dict(zip(columns, pair, strict=True)), MEAN: _rounded(mean_log_prob)}
+        return _row(*pair, "" if mean_log_prob is None else f"{mean_log_prob:.4f}", line) + "\n"
+    row = {**dict(zip(columns, pair, strict=True)), MEAN: _rounded(mean_log_prob), LINE: line}
     return _json(row) + "\n"
 
 

@@ -16,6 +16,7 @@ from transformer.files import read_json
 from transformer.run_dir import tokenizer_digests
 
 FORMAT = 1  # of the files, and of how an input is cut: an output begun in another format is not continued
+FORMAT_OF_PAIRS = 2  # which have the number of their line, too
 
 # Keys that do not change the text, or that `settings_of` says in other words.
 _OTHER_KEYS = {"run_dir", "checkpoint", "ensemble", "device", "precision", "threads", "search"}
@@ -30,7 +31,7 @@ def settings_of(job: TranslateJob | ScoreJob, translator: Translator, texts: Map
     Not the size of a batch, the threads and the device: they change it by rounding alone.
     """
     settings: dict[str, Any] = {
-        "version": FORMAT,
+        "version": FORMAT if getattr(job, "keep", None) is None else FORMAT_OF_PAIRS,
         "weights": list(translator.weights),
         "tokenizers": list(tokenizer_digests(read_models(Path(job.run_dir)))),
         "precision": translator.precision.value,

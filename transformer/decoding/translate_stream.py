@@ -110,7 +110,7 @@ class _Work:
         translations = _translate(self.translator, job, texts, prefixes, line=line, choose=self._choose)
         tally = {} if self.line_check is None else self.line_check.count(texts)
         if self.pairs is not None:
-            draft = self.pairs.draft(lines, [best for [best] in translations])
+            draft = self.pairs.draft(lines, [best for [best] in translations], first_line=line)
             return Output(draft.text, {**tally, **draft.tally})
         found = _counted(lines, [best.text for best, *_ in translations])
         return Output(format_translations(translations, job.format, first_line=line), {**tally, **found})

@@ -63,15 +63,19 @@ class Pairs:
         kind = LineFormat[format_of(job.output)]
         return cls(job.keep, kind, _languages(job))
 
-    def draft(self, sources: Sequence[str], translations: Sequence[Translation]) -> Output:
-        """A row of JSON for each translation that is sound by itself: source, translation, log-probability a piece."""
+    def draft(self, sources: Sequence[str], translations: Sequence[Translation], *, first_line: int) -> Output:
+        """A row of JSON for each translation that is sound by itself: source, text, log-probability a piece, line.
+
+        A translation that says no log-probability is as good as any other.
+        """
         tally = Counter[str]()
         rows = []
-        for source, translation in zip(sources, translations, strict=True):
+        for line, (source, translation) in enumerate(zip(sources, translations, strict=True), first_line):
             if reason := _fault(source, translation):
                 tally[reason] += 1
             else:
-                rows.append(json.dumps([source.removesuffix("\r"), translation.text, _mean_log_prob(translation)]))
+                row = [source.removesuffix("\r"), translation.text, _mean_log_prob(translation), line]
+                rows.append(json.dumps(row))
         return Output("".join(f"{row}\n" for row in rows), tally)
 
     def finish(self, read: Callable[[], Iterator[str]]) -> Iterator[Output]:
@@ -79,19 +83,19 @@ class Pairs:
         ratios = Counter[float]()
         for block in map(_Block.of, read()):
             ratios.update(block.lengths.log_ratios.round(2).tolist())
-        usual = _reached_by(0.5, ratios)
+        usual = reached_by(0.5, ratios)
 
         means = Counter[float]()
         for block in map(_Block.of, read()):
             means.update(block.means[~block.lengths.are_outliers(usual)].tolist())
-        least = _reached_by(self.keep, means)
+        least = reached_by(self.keep, means)
 
         yield Output(format_header(self.kind, self.columns), {})
         for block in map(_Block.of, read()):
             is_unusual = block.lengths.are_outliers(usual)
             is_kept = ~is_unusual & (block.means >= least)
             rows = [
-                format_pair(self.kind, self.columns, pair, mean_log_prob=float(block.means[n]))
+                format_pair(self.kind, self.columns, pair, mean_log_prob=block.told[n], line=block.lines[n])
                 for n, pair in enumerate(block.pairs)
                 if is_kept[n]
             ]
@@ -113,15 +117,24 @@ class _Block:
     """The sound pairs of a block."""
 
     pairs: list[tuple[str, str]]
-    means: Floats  # log-probability a piece, `(b,)`
+    told: list[float | None]  # log-probability a piece
+    means: Floats  # the same, `(b,)`; 0 for None
+    lines: list[int]
     lengths: Lengths
 
     @classmethod
     def of(cls, draft: str) -> "_Block":
         rows = [json.loads(row) for row in draft.split("\n")[:-1]]
-        pairs = [(source, target) for source, target, _ in rows]
-        means = np.array([mean for _, _, mean in rows], dtype=np.float64)
-        return cls(pairs, means, Lengths.of([source for source, _ in pairs], [target for _, target in pairs]))
+        pairs = [(source, target) for source, target, _, _ in rows]
+        told = [mean for _, _, mean, _ in rows]
+        means = np.array([mean or 0.0 for mean in told], dtype=np.float64)
+        return cls(
+            pairs,
+            told,
+            means,
+            [line for *_, line in rows],
+            Lengths.of([source for source, _ in pairs], [target for _, target in pairs]),
+        )
 
 
 def _fault(source: str, translation: Translation) -> str | None:
@@ -135,14 +148,15 @@ def _fault(source: str, translation: Translation) -> str | None:
     return LOOPS if is_loop(source, translation.text) else None
 
 
-def _mean_log_prob(translation: Translation) -> float:
+def _mean_log_prob(translation: Translation) -> float | None:
     """Rounded as it is written, so that what is written can be chosen from as it is here."""
-    assert translation.log_prob is not None
+    if translation.log_prob is None:
+        return None
     assert translation.length is not None
     return round(translation.log_prob / translation.length, 4)
 
 
-def _reached_by(share: float, counts: "Counter[float]") -> float:
+def reached_by(share: float, counts: "Counter[float]") -> float:
     """The largest value that at least this share of what was counted reaches; 0 where nothing was."""
     needed = share * counts.total() - 1e-6  # 0.55 * 100 is more than 55
     for value in sorted(counts, reverse=True):

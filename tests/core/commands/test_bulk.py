@@ -697,7 +697,7 @@ def test_translate_keeps_pairs_of_lines_and_their_translations_without_the_tag(r
     header, *rows = [line.split("\t") for line in read_lines(Path("out.tsv"))]
     translations = streamed(job(run_dir, tag="<2de>", **SAMPLES)).decode().split("\n")
     lines = [line.removeprefix("\ufeff") for line in LINES]
-    assert header == ["en", "de", "mean_log_prob"]
+    assert header == ["en", "de", "mean_log_prob", "line"]
     assert {tuple(row[:2]) for row in rows} <= set(zip(lines, translations[:-1], strict=True))
 
 
