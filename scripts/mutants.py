@@ -869,7 +869,7 @@ FOUND = (
     ),
     Mutant(
         "what a judge has started in a session of its own outlives it",
-        "integrations/judge_process.py",
+        "tools/program_process.py",
         "prctl(_PR_SET_CHILD_SUBREAPER, 1,",
         "prctl(_PR_SET_CHILD_SUBREAPER, 0,",
         "integrations/test_judges.py::test_judge_is_ended_with_what_it_has_started[a daemon-is done]",

@@ -21,6 +21,7 @@ from transformer.evaluation.judgements import JudgedText
 from transformer.integrations import judges
 from transformer.integrations.judges import JudgeError, check_judges, judge, judge_all, read_scores
 from transformer.records import Judgement
+from transformer.tools import program
 
 TEXT = JudgedText(["one", "two\u2028parts", ""], ["eins", "zwei\rTeile", "drei"], ["Eins", "Zwei", "Drei"])
 
@@ -161,7 +162,7 @@ def test_judge_runs_no_shell_and_fills_paths_in_last(tmp_path: Path, monkeypatch
 )
 def test_judge_is_asked_for_its_version_by_the_words_before_its_paths(words: str, asked: str | None) -> None:
     expected = asked or "uvx --from unbabel-comet==2.2.7 comet-score --model X --version"
-    assert judges._words_for_version(words.split()) == expected.split()
+    assert program._words_for_version(words.split()) == expected.split()
 
 
 MANY_FOLDERS = """

@@ -238,9 +238,9 @@ def test_modules_start_no_process_but_git_corpora_trackers_jobs_and_the_judges_o
     """So nothing that a run directory, a checkpoint or a data set holds is ever run as a command."""
     starts = [(module.name, name) for module, _, name in calls() if name.startswith(STARTS)]
     starters = {
-        **{"cli.command_job": ["Popen"], "integrations.judge_process": ["Popen"]},
-        **{"integrations.judges": ["Popen", "run"], "integrations.mtdata": ["Popen"]},
+        **{"cli.command_job": ["Popen"], "integrations.mtdata": ["Popen"]},
         **{"integrations.trackers.sink": ["Popen"], "machine": ["run"]},
+        **{"tools.program": ["Popen", "run"], "tools.program_process": ["Popen"]},
     }
     assert sorted(starts) == [(name, f"subprocess.{call}") for name, calls in starters.items() for call in calls]
     importers = {found.module.name for found in imports() if found.target.startswith(("subprocess", "pty"))}

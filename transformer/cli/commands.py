@@ -53,10 +53,10 @@ R = TypeVar("R")  # what a command finds
 
 # Keys whose values name plug-ins: by themselves, by what stands before a colon, or by the ending of a file.
 NAMES = ("augment", "doctor", "engine", "scores", "trackers")
-SOURCES = ("dataset", "init_from", "run_dir", "ensemble", "run", "runs")
+SOURCES = ("dataset", "init_from", "run_dir", "ensemble", "run", "runs", "teacher", "reverse")
 TABLES = ("dataset", "src", "tgt")
 
-NAMES_OF_RUNS = ("run_dir", "ensemble", "run", "runs")  # keys that may name a run on the hub
+NAMES_OF_RUNS = ("run_dir", "ensemble", "run", "runs", "teacher", "reverse")  # keys that may name a run on the hub
 
 WHAT_NEXT = """everything is in %s: checkpoints, logs, translations, results.json. What next:
   transformer translate %s < in.txt > out.txt
@@ -406,6 +406,17 @@ COMMANDS = _Commands(
             "make one page on runs: settings, curves, scores, samples, attention, data, origin",
             ("transformer report runs/a runs/b",),
             show="transformer.tools.report.command:format_written",
+        ),
+        "teach": Command(
+            "transformer.tools.teach.job:TeachJob",
+            "transformer.tools.teach.command:teach",
+            "train a model on what a teacher translates: a run, several, or any program; and compare them",
+            (
+                f"transformer teach teacher=runs/big run_dir=runs/small experiment=small {OWN_TEXT}",
+                "transformer teach teacher='python llm.py {src} {out}' text=news.en reverse=runs/de-en keep=0.9 ...",
+            ),
+            show="transformer.tools.teach.command:format_taught",
+            goes_on=True,
         ),
         "average": Command(
             AverageJob,

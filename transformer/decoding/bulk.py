@@ -205,9 +205,23 @@ def from_files(
                 f"{first.path} has {first.lines} lines, {other.path} has {other.lines}: each line must belong to the "
                 "same line of the other file"
             )
-    output = Path(job.output)
-    place = _Place(output.resolve(), output.suffix, finish, settings_of(job, translator, texts))
-    return in_bulk(blocks, work, place, texts=list(texts.values()), unit=unit)
+    settings = settings_of(job, translator, texts)
+    return to_file(job.output, settings, blocks, work, texts=list(texts.values()), unit=unit, finish=finish)
+
+
+def to_file(
+    output: str,
+    settings: Settings,
+    blocks: Blocks[Item],
+    work: Work[Item],
+    *,
+    texts: Sequence[Text],
+    unit: str,
+    finish: Finish | None,
+) -> Tally | None:
+    """Write what comes of all blocks to a file that is made by these settings. The rest is as for `in_bulk`."""
+    place = _Place(Path(output).resolve(), Path(output).suffix, finish, settings)
+    return in_bulk(blocks, work, place, texts=texts, unit=unit)
 
 
 def in_bulk(

@@ -1,4 +1,4 @@
-"""A judge as a process: `python judge_process.py COMMAND ...` runs a command, and ends it with all that it has started.
+"""A judge or a teacher as a process: `program_process.py COMMAND ...` runs a command, and ends all that it has started.
 
 Linux gives a process whose parent has ended to the next subreaper above it, and this process is one. So what the
 command has started, and what that has started, become children of this process, whatever sessions they have made. They
