@@ -291,6 +291,18 @@ def test_resolve_source_copies_a_corpus_once(
         find("Statmt-zip-1-deu-eng", tmp_path, ("de", "en"))
 
 
+def test_resolve_source_reports_the_errors_of_mtdata(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MTDATA", str(folder))
+    with pytest.raises(
+        InputError, match=r"^data\.train\.dataset=mtdata:Statmt-zap-1-deu-eng: mtdata has no such corpus"
+    ):
+        find("Statmt-zap-1-deu-eng", tmp_path)
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".lock"]
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(
     ("messages", "kind", "error"),
     [

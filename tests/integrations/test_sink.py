@@ -17,8 +17,9 @@ import pytest
 from support.corpora import wait_for
 from support.paths import ROOT
 from transformer.config.settings import TrainConfig
+from transformer.errors import PeerError
 from transformer.integrations.trackers import sink as sinks
-from transformer.integrations.trackers.sink import Sink
+from transformer.integrations.trackers.sink import Sink, open_sink
 from transformer.plugins import install_command
 from transformer.run_dir import RunDir
 from transformer.tracking import Tracker
@@ -196,6 +197,22 @@ def test_sink_leaves_out_what_a_tracker_does_not_take_and_says_so_once(
     lacks = "does not keep up: the training does not wait for it, and it will lack some values"
     assert warnings_in(caplog) == [f"train.trackers: wandb: {lacks}"]
     sink.close(0.0)
+
+
+@pytest.mark.parametrize(("error", "seconds"), [(None, 30.0), (KeyboardInterrupt, 10.0), (PeerError, 0.5)])
+def test_open_sink_waits_less_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None, seconds: float
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(Sink, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(Sink, "close", lambda _, seconds: waited.append(seconds))
+    with (
+        pytest.raises(error) if error else open(os.devnull, "rb"),
+        open_sink("wandb", tmp_path, run_id="a", settings={}),
+    ):
+        if error is not None:
+            raise error
+    assert waited == [seconds]
 
 
 def test_sink_is_left_out_where_the_package_is_missing(

@@ -119,6 +119,25 @@ def test_multirun_ends_with_a_command_that_composes(caplog: pytest.LogCaptureFix
     assert composed(said(caplog)[-1].rpartition(": ")[2]).table == "my runs"
 
 
+@pytest.mark.parametrize(
+    ("given", "first", "last"),
+    [
+        (["train.seed=1,2", "train.metric=bleu,loss"], "run 1 of 4: train.metric=bleu, train.seed=1", "run 4 of 4: "),
+        (["experiment=glob(*_fr*)", "run_dir=a"], "run 1: experiment=", "the best of "),
+        (["run_dir=a/x,b/x"], "run 1 of 2: run_dir=a/x", "the best of 2 runs by greedy dev BLEU:\n  1.00  run_dir=a/x"),
+    ],
+    ids=["two metrics", "a number that Hydra knows", "two folders"],
+)
+def test_multirun_says_no_more_than_it_knows(
+    given: list[str], first: str, last: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        enter("train", "-m", *given, "data.root=x", then=lambda: 1.0)
+    assert said(caplog)[0].startswith(first)
+    assert said(caplog)[-1].startswith(last)
+    assert ("transformer table" in said(caplog)[-1]) == (last == "the best of ")
+
+
 # ---- runs that are finished, and several ranks ----------------------------------------------------------------------
 
 
@@ -270,5 +289,31 @@ def test_optuna_says_what_came_out(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @old_optuna
+def test_optuna_counts_the_trials_of_a_grid(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    sampler = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_jobs=1"]
+    with caplog.at_level(logging.INFO):
+        result = enter("train", "-m", "experiment=small", *sampler, "model.norm=choice(pre,post)", then=lambda: 1.0)
+    assert len(result.jobs) == 2
+    assert said(caplog)[0].startswith("run 1 of 2: model.norm=")
+
+
+@old_optuna
 def test_optuna_takes_a_seed() -> None:
     assert try_with_optuna(near, "hydra.sweeper.sampler.seed=2") != try_with_optuna(near)
+
+
+@old_optuna
+def test_optuna_goes_on_after_a_trial_that_fails() -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    sampler = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "train.seed=range(1,100)"]
+    result = enter("train", "-m", "experiment=small", *sampler, then=failing({1: InputError("no such file")}))
+    assert (result.status, len(result.jobs)) == (2, 4)
+    assert result.err.split("\n")[-2].startswith("transformer: error: 1 of 4 runs failed with train.seed=")
+
+
+def test_optuna_that_is_not_installed_is_named() -> None:
+    """Hydra says which sweepers there are."""
+    result = enter("train", "-m", "hydra/sweeper=optunna", "train.seed=1,2")
+    assert (result.status, result.jobs) == (2, [])
+    assert "optunna" in result.err

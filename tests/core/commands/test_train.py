@@ -653,6 +653,33 @@ def test_train_with_more_steps_goes_on_to_where_one_run_would_have_come(corpus: 
         assert_same_tensors(*paths)
 
 
+def test_train_says_once_that_the_machine_is_busy(
+    corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="transformer")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (14.0, 1.0, 1.0))
+    run(tiny_job(tmp_path / "a", corpus, max_steps=4, save_every=2))
+    assert [text.partition(": its")[0] for text in caplog.messages].count("this machine is busy") == 1
+    assert "this machine is busy: its load is 14.0, and it has 2 cores: steps take longer" in caplog.messages
+
+
+def test_train_says_where_it_goes_on_or_how_long_the_first_epoch_is(
+    corpus: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="transformer")
+    run(tiny_job(tmp_path / "a", corpus, max_steps=4, save_every=2))
+    assert caplog.text.count("the first epoch: ") == 1
+    assert "going on from step" not in caplog.text
+
+    caplog.clear()
+    saved = time.mktime((2026, 11, 25, 7, 43, 0, 0, 0, -1))
+    os.utime(step_dir(tmp_path / "a", 4) / "MANIFEST.json", (saved, saved))
+    run(tiny_job(tmp_path / "a", corpus, max_steps=6, save_every=2))
+    assert "going on from step 4, saved at 07:43 on 2026-11-25" in caplog.messages
+    assert "the first epoch: " not in caplog.text
+
+
 def test_train_does_not_print_the_results_of_a_shorter_run(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

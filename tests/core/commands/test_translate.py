@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -473,6 +474,17 @@ def test_translator_refuses_one_flipped_bit_of_the_tokenizer(run_dir: Path, tmp_
             load_translator(
                 own, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.fp32
             )
+
+
+def test_translator_refuses_weights_that_are_not_finite(run_dir: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    size = Tokenizer.load(own / "tokenizer.model").vocab_size
+    tensors = {name: tensor.clone() for name, tensor in parameters_by_name(network(size, 1)).items()}
+    tensors["encoder.0.feed_forward.W_1.bias"][3] = math.nan
+    config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=DataConfig(filter=FilterConfig(max_length=50))))
+    commit(own, step=40, tensors={"model": tensors}, state=state_of(size), config=config)
+    with pytest.raises(CheckpointError, match=r"step-00000040/model.*W_1\.bias.* not finite"):
+        load_translator(own, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.fp32)
 
 
 @pytest.mark.parametrize(

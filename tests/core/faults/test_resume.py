@@ -1,5 +1,6 @@
 """Stopped, killed or damaged, a run goes on as if nothing had happened; under other settings it does not go on."""
 
+import json
 import os
 import random
 import re
@@ -534,6 +535,34 @@ def test_resume_mends_a_metrics_file_that_a_crash_cut_short(job: TrainJob, strai
     run(job)
     assert_same_end(run_dir, straight)
     assert_logged_once(run_dir)
+
+
+@pytest.mark.parametrize("name", ["run.json", "MANIFEST.json"])
+def test_resume_refuses_a_run_of_an_unreleased_version_by_name(copy: TrainJob, name: str) -> None:
+    """The versions before the first format had no number in run.json, and 1 in a checkpoint."""
+    run_dir = Path(copy.run_dir)
+    paths = [run_dir / name] if name == "run.json" else list((run_dir / "checkpoints").glob(f"*/{name}"))
+    assert paths
+    for path in paths:
+        document = read(path)
+        del document["format"]
+        if name == "MANIFEST.json":
+            document = {"format": 1, **document}
+        path.write_text(json.dumps(document), encoding="utf-8")
+    copy.train.max_steps += 1
+    with pytest.raises(CheckpointError, match=rf"{name}: .*unreleased version of this package.*start a new run"):
+        run(copy)
+
+
+@pytest.mark.parametrize(("key", "value"), [("precision", "bf17"), ("layout", "pakced"), ("device", 3)])
+def test_resume_refuses_a_damaged_run_record(copy: TrainJob, key: str, value: object) -> None:
+    path = Path(copy.run_dir) / "run.json"
+    papers = read(path)
+    papers["resolved"][key] = value
+    path.write_text(json.dumps(papers), encoding="utf-8")
+    copy.train.max_steps += 1
+    with pytest.raises(CheckpointError, match=r"run\.json: RunRecord\."):
+        run(copy)
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

@@ -220,6 +220,11 @@ def test_load_refuses_a_value_that_cannot_be(run_dir: Path, case: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_load_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(transformer.TransformerError, match="runs/none: no such run directory"):
+        transformer.load(tmp_path / "runs/none")
+
+
 # ---- what a caller can get wrong ------------------------------------------------------------------------------------
 
 

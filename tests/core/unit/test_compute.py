@@ -178,6 +178,13 @@ def test_default_batch_tokens_follows_the_memory(
     assert default_batch_tokens(torch.device(kind)) == expected
 
 
+def test_resolve_device_refuses_a_gpu_that_is_absent_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="device=cpu") as caught:
+        resolve_device(Device.cuda)
+    assert caught.value.exit_status == 2
+
+
 @pytest.mark.parametrize("asked", [precision for precision in Precision if precision is not Precision.auto])
 def test_resolve_precision_gives_what_is_asked_for(asked: Precision) -> None:
     assert resolve_precision(asked, CPU) is asked

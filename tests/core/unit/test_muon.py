@@ -16,7 +16,7 @@ from transformer.layout import Padded
 from transformer.model.transformer import Transformer
 from transformer.training import muon
 from transformer.training.muon import Muon, orthogonal
-from transformer.training.optimizer import build_optimizer, moments_by_name, set_rate
+from transformer.training.optimizer import build_optimizer, load_moments, moments_by_name, set_rate
 
 Array = NDArray[np.float64]
 CPU = torch.device("cpu")
@@ -301,3 +301,15 @@ def test_moments_by_name_have_no_squares_of_matrices() -> None:
     squares = names - in_the_layers(model).keys()
     expected = {f"exp_avg/{name}" for name in names} | {f"exp_avg_sq/{name}" for name in squares} | {"updates"}
     assert moments_by_name(model, optimizer).keys() == expected
+
+
+@pytest.mark.parametrize("theirs", OptimizerKind)
+def test_load_moments_refuses_those_of_the_other_optimizer(theirs: OptimizerKind) -> None:
+    model, _ = build()
+    kinds = {kind: build_optimizer(model, TrainConfig(optimizer=kind)) for kind in OptimizerKind}
+    draw_gradients(model, seed=0)
+    for optimizer in kinds.values():
+        optimizer.step()
+    moments = moments_by_name(model, kinds.pop(theirs))
+    with pytest.raises(ValueError, match="names of the moments differ"):
+        load_moments(model, kinds.popitem()[1], moments)

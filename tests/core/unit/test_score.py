@@ -252,6 +252,12 @@ def test_score_cuts_a_language_in_the_same_way_under_each_of_its_codes(language:
     assert re.search(rf"\|tok:{tokenizer}[^|]*\|", score(HYPOTHESES, REFERENCES, tgt_lang=language).bleu_signature)
 
 
+@pytest.mark.parametrize("code", ["chinese", "jp", "cn", "Deutsch", "", "x", "de DE", "zh.Hant", "de-", "../de"])
+def test_check_language_refuses_what_is_no_code(code: str) -> None:
+    with pytest.raises(InputError, match=r"^data.tgt_lang=.*: not a code of ISO 639.* such as de, zh, ja"):
+        check_language(code)
+
+
 @pytest.mark.parametrize(("code", "extra"), [("ja", "ja"), ("jpn", "ja"), ("kor", "ko")])
 def test_check_language_says_what_to_install(monkeypatch: pytest.MonkeyPatch, code: str, extra: str) -> None:
     for tokenizer in ("ja", "ko"):

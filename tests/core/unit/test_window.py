@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -211,6 +212,31 @@ def test_progress_comes_back_from_json_with_null_for_what_is_no_number() -> None
     assert again.validations[0] == progress.validations[0]
     assert math.isnan(again.validations[1].loss)
     assert (again.step, again.stalled(Metric.bleu), again.streak) == (9, 1, 1)
+
+
+GOOD: dict[str, Any] = to_json(Progress(validations=[Validation(1, 2.0, 3.0, 4.0, 5.0)]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        "x",
+        {},
+        {**GOOD, "colour": "red"},
+        {**GOOD, "validations": None},
+        {**GOOD, "validations": [3]},
+        {**GOOD, "validations": [{"step": 1}]},
+        {**GOOD, "validations": [{**GOOD["validations"][0], "colour": "red"}]},
+        {**GOOD, "step": "many"},
+        {**GOOD, "validations": [{**GOOD["validations"][0], "bleu": "good"}]},
+    ],
+    ids=["null", "list", "text", "empty", "key", "no list", "number", "short", "row", "step", "bleu"],
+)
+def test_progress_refuses_any_other_json(data: Any) -> None:
+    with pytest.raises(ValueError, match="Progress"):
+        from_json(Progress, data, complete=True)
 
 
 @pytest.mark.parametrize(
