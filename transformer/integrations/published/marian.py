@@ -4,10 +4,9 @@
     vocab.json, source.spm, target.spm    -> Tokenizers; which row of theirs each id of ours has
     model.safetensors                     -> weights under our names, rows by our ids, channels in our order
 
-Nothing is executed, and no code of `transformers` is used. Settings of the folder that our model does not support are
-refused.
+Nothing is executed, and no code of `transformers` is used. Settings that our model does not support are refused.
 
-Marian's decoder starts from a row of zeros, which `transformers` keeps as that of padding, and generates never. Here it
+Marian's decoder starts from a row of zeros, which `transformers` keeps as that of padding, and never generates. Here it
 is the frozen row of BOS (`model.start=zeros`), and PAD has another; neither has a probability. So probabilities are
 those of Marian, and of `transformers` once padding is taken out. Where `transformers` has trained the row of padding,
 it is that of a BOS which is learned here, too, and again without a probability at first.
