@@ -45,7 +45,7 @@ INPUT = [
     ("train train.subword_sampling=0.1 tokenizer.algorithm=char", "=0.1 cuts pieces, and tokenizer.algorithm=char"),
     ("train train.subword_sampling=0", "train.subword_sampling=0"),
     ("train train.subword_sampling=nan", "train.subword_sampling=nan"),
-    ("train experiment=small train.learning_rate_scale=2", "_scale=2: the peak is train.learning_rate=0.001"),
+    ("train experiment=small train.learning_rate_scale=2", "_scale=2: no effect while train.learning_rate=0.001"),
     ("train train.fit_memory=true", "fit_memory finds what train.max_tokens=300 sets: leave one of them out"),
     ("train experiment=small init_from=a model.d_ff=32", "init_from=a brings its own model: leave model.d_ff out"),
     ("train experiment=small init_from=a +model.norm=pre", "init_from=a brings its own model: leave model.norm out"),
