@@ -412,7 +412,7 @@ def test_engine_lives_in_a_temporary_folder_where_the_run_cannot_be_written(
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     translator = load(run_dir)
-    assert "made in a temporary folder" in caplog.text
+    assert "converting in a temporary folder" in caplog.text
     assert len(list(temporary.iterdir())) == 1
     assert translator.translate(TEXTS)
     del translator

@@ -67,7 +67,7 @@ REFUSED = {
     "an object without a number": (b'[1, {"a": "b"}, 3]', "segment 2 is not a finite number"),
     "an object with several": (b'[1, {"a": 1, "b": 2}, 3]', r"segment 2 has several numbers \(a, b\)"),
     "a system that is NaN": (b'{"system": NaN, "segments": [1, 2, 3]}', "the system is not a finite number"),
-    "words": (b"good\nbad\ngood\n", "neither JSON nor a number a line"),
+    "words": (b"good\nbad\ngood\n", "neither JSON nor one number a line"),
     "several lists": (b'{"a": [1, 2, 3], "b": [1, 2, 3]}', "several lists"),
     "no UTF-8": (b"\xff\xfe", "neither JSON nor"),
     "deep": (b"[" * 100_000, "neither JSON nor"),

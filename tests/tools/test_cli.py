@@ -79,6 +79,7 @@ from transformer.tools.report.job import ReportJob
 from transformer.tools.summary.job import SummaryJob
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.rows import output_of
+from transformer.tools.teach.job import TeachJob
 from transformer.tools.verify.job import VerifyJob
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
@@ -91,6 +92,7 @@ JOBS = {
     "evaluate": EvaluateJob,
     "compare": CompareJob,
     "report": ReportJob,
+    "teach": TeachJob,
     "average": AverageJob,
     "summary": SummaryJob,
     "doctor": DoctorJob,

@@ -127,7 +127,9 @@ def test_summary_of_a_run_has_its_settings_its_pieces_and_its_speed(
 
 def test_summary_of_settings_whose_run_dir_is_a_run_says_so(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
     summarise(SummaryJob(run_dir=str(finished)))
-    assert caplog.messages == [f"{finished} is a run: run={finished} sums it up; this is of the settings given here"]
+    assert caplog.messages == [
+        f"{finished} is a run: run={finished} sums it up; this summary is of the settings given here"
+    ]
 
     caplog.clear()
     summarise(SummaryJob(run_dir=str(finished), run=str(finished)))

@@ -413,7 +413,7 @@ COMMANDS = _Commands(
             "train a model on what a teacher translates: a run, several, or any program; and compare them",
             (
                 f"transformer teach teacher=runs/big run_dir=runs/small experiment=small {OWN_TEXT}",
-                "transformer teach teacher='python llm.py {src} {out}' text=news.en reverse=runs/de-en keep=0.9 ...",
+                "transformer teach teacher='python llm.py {src} {out}' experiment=multi30k_en_de data.root=corpora",
             ),
             show="transformer.tools.teach.command:format_taught",
             goes_on=True,

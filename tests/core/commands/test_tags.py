@@ -357,11 +357,11 @@ def test_translate_warns_of_a_tag_that_the_run_does_not_know(
     assert "tag=" not in caplog.text
     translated(TranslateJob(run_dir=finished.run_dir, tag="<2it>"), "one\n")
     assert caplog.messages.count(
-        "tag=<2it> is no piece of the run's tokenizer: check how the run's own tags are written"
+        "tag=<2it> is not a piece of the run's tokenizer: check how the run's own tags are written"
     )
 
 
-NO_TAG = "line {} has no tag, and the run was trained on tagged text alone: choose 'tag=<2de>' or 'tag=<2fr>'"
+NO_TAG = "line {} has no tag, but the run was trained on tagged text alone: choose 'tag=<2de>' or 'tag=<2fr>'"
 
 
 def test_translate_and_score_warn_once_of_text_without_a_tag(

@@ -249,7 +249,7 @@ def test_init_from_brings_its_own_model(
     with as_a_command():
         job = with_model_of(load_weights(source / "averaged"), warm(tmp_path / "b", other, source, model))
     assert job.model == own
-    assert "the model is as it is there: " in caplog.text
+    assert "the model takes its settings from there: " in caplog.text
     assert all(name in caplog.text for name in model)
 
 

@@ -139,7 +139,7 @@ def test_api_page_is_what_the_docstrings_say() -> None:
         "- `beam_size`: how many hypotheses the search keeps (section 6.1); 1 is greedy search.",  # an argument
         "- `lengths: Tensor`: (B,) int64: real tokens in each row",  # a field with its comment
         "- `max_extra: int`: a translation has at most this many pieces more than its source",  # ... with its help
-        "- `device: torch.device`: Where it computes.",  # a property
+        "- `device: torch.device`: The device that it computes on.",  # a property
         "| `InputError` | 2 | Bad input or configuration. |",
     ):
         assert f"\n{line}\n" in page
