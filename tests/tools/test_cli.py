@@ -629,7 +629,7 @@ def test_help_of_a_training_shows_the_fifteen_keys_that_most_need(printed: Print
         assert text == printed.texts[command]
         return
     shown_keys = re.findall(r"^  ([a-zA-Z_.]+)=", text, re.MULTILINE)
-    every = {key: meaning for key, _, _, meaning in leaves(JOBS[command])}
+    every = {name: key.help for name, key in keys_of(JOBS[command]).items()}
     own = {name for name in every if "." not in name} - {"run_dir", "init_from"}
     assert len(set(shown_keys) - own) == 15
     assert own < set(shown_keys) < set(every)
@@ -1094,7 +1094,7 @@ def test_main_says_at_an_interrupt_whether_the_command_can_go_on(command: str, i
         raise KeyboardInterrupt
 
     result = enter(command, then=interrupt_in_the_middle if is_replaced else interrupt)
-    if command in ("prepare", "train", "table"):
+    if command in ("prepare", "train", "teach", "table"):
         assert result.status == 75
         assert result.err == "transformer: stopped; to go on, give the same command again\n"
     else:

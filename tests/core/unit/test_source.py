@@ -350,7 +350,7 @@ def test_resolve_source_refuses_a_format_whose_reader_opens_other_files(tmp_path
 def test_check_own_refuses_what_is_of_no_data_set_or_of_another(file: str) -> None:
     wanted = HubDataset("evil/set", None, "train", ["en", "de"])
     source._check_own(f"hf://datasets/evil/set@{COMMIT}/data/a.csv", wanted, is_local=False)
-    with pytest.raises(InputError, match="is not one of .*own files"):
+    with pytest.raises(InputError, match=r"is not one of .*own files"):
         source._check_own(file, wanted, is_local=False)
 
 
