@@ -583,8 +583,8 @@ FOUND = (
     Mutant(
         "both sides are sampled with the source's tokenizer",
         "data/epochs.py",
-        "self._samplers[side].sample(",
-        "self._samplers[0].sample(",
+        "sampled = sampler.sample(",
+        "sampled = self._samplers[0].sample(",
         "core/commands/test_two_vocabularies.py::test_epoch_stores_sample_each_side_with_its_own_tokenizer",
     ),
     Mutant(
