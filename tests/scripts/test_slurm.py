@@ -34,11 +34,11 @@ STEP = {{
 words = sys.argv[1:]
 while words[0].startswith("--"):
     words.pop(0)
-tasks = [
-    subprocess.Popen(words, env={{**os.environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n), **STEP}})
-    for n in range({TASKS})
-]
-signal.signal(signal.SIGUSR1, lambda *_: [task.send_signal(signal.SIGUSR1) for task in tasks])
+tasks = []
+signal.signal(signal.SIGUSR1, lambda *_: [task.send_signal(signal.SIGUSR1) for task in tasks])  # before any is ready
+for n in range({TASKS}):
+    environment = {{**os.environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n), **STEP}}
+    tasks.append(subprocess.Popen(words, env=environment))
 statuses = [task.wait() for task in tasks]
 sys.exit(max(128 - status if status < 0 else status for status in statuses))
 """
