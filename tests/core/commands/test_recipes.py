@@ -352,6 +352,7 @@ RATES: dict[str, Callable[[int], float]] = {  # of step n of the demo: d_model 1
     "low_resource": lambda n: 1.5 * 128**-0.5 * n * 400**-1.5,
     "paper": lambda n: 128**-0.5 * n * 400**-1.5,
     "tensor2tensor": lambda n: 2.0 * 128**-0.5 * n * 400**-1.5,
+    "robust": lambda n: 128**-0.5 * n * 400**-1.5,
     "scaling_nmt": lambda n: 1e-3 * n / 400,
 }
 
