@@ -261,7 +261,7 @@ def test_teach_refuses_in_a_line(keys: dict[str, Any], message: str, corpus: Dat
 
 def test_teach_is_refused_where_there_are_ranks(corpus: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="^teach is one process: start it without torchrun"):
+    with pytest.raises(InputError, match=r"^teach is one process: start it without torchrun"):
         teach(job_of(corpus, teacher="cat {src} {out}"))
     assert not Path("student.teach").exists()
 

@@ -91,7 +91,7 @@ def teach(job: TeachJob) -> Taught:
 def check_job(job: TeachJob) -> None:
     """Raise InputError for what cannot be taught: before anything is done."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError("teach is one process: start it without torchrun; its student alone trains on several ranks")
+        raise InputError("teach is one process: start it without torchrun")
     if not job.teacher:
         raise InputError("teacher is not set: name a run directory, or a program: teacher='COMMAND {src} {out}'")
     if job.is_program:
