@@ -223,15 +223,17 @@ def test_translator_translates_in_other_arithmetic(translator: Translator, preci
 
 
 class Casts(TorchDispatchMode):
-    """Counts how often each tensor was cast, by its place in memory."""
+    """Counts how often each tensor was cast, by its place in memory, which is kept so that no other takes it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts = Counter[int]()
+        self.kept: list[torch.UntypedStorage] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten._to_copy.default:
             self.counts[args[0].data_ptr()] += 1
+            self.kept.append(args[0].untyped_storage())
         return function(*args, **(kwargs or {}))
 
 
