@@ -5,21 +5,24 @@
 `tools/` and `integrations/` are plug-ins of the package's own. Another installed package adds its by entry points of
 the group `transformer.plugins`, which are named as the rows here are: `format.po`, `score.length_ratio`. They are read
 for a name that is not the package's own, and used where the command line names them: what a run, a checkpoint or a
-model says never has code of another package executed. docs/plugins.md shows a package of one file.
+model says never has code of another package executed. One that is a dataclass has settings, and its instance is used.
+docs/plugins.md shows a package of one file.
 """
 
+import json
 import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distributions, requires
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_type_hints, overload
 
+from transformer.config.primitives import from_json
 from transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -351,13 +354,38 @@ def find(kind: Kind, name: str) -> Any:
             f"the command line, or call transformer.plugins.allow({name!r})"
         )
     try:
-        return entry.load()
+        found = entry.load()
     except Exception as error:  # of another package, whatever it be
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"the {kind} {name} cannot be imported ({type(error).__name__}: {reason}): "
             f"pip install --upgrade {_package_of(entry)}"
         ) from error
+    return _with_settings(name, found)
+
+
+def _with_settings(name: str, found: Any) -> Any:
+    """The plug-in as it is set. Raises InputError for a setting that it does not have, or not so."""
+    given = _settings.get(name, {})
+    if not (isinstance(found, type) and is_dataclass(found)):
+        if given:
+            raise InputError(f"plugins.{name}.{min(given)}: the plug-in {name} has no settings: leave it out")
+        return found
+    try:
+        kinds = get_type_hints(found)
+        return from_json(found, {key: _typed(kinds.get(key), text) for key, text in given.items()})
+    except ValueError as error:
+        raise InputError(f"plugins.{name}: {error}") from error
+
+
+def _typed(kind: Any, text: str) -> Any:
+    """A setting as it was meant: text stays what it is, and everything else is written as in JSON."""
+    if kind is str or (kind == str | None and text != "null"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def is_known(kind: Kind, name: str) -> bool:
@@ -377,6 +405,11 @@ def check_known(kind: Kind, key: str, name: str) -> None:
     raise ValueError(
         f"{key}={name!s:.80} is not one of {', '.join(OWN[kind])}, nor of an installed plug-in: choose one"
     )
+
+
+def has_settings(name: str) -> bool:
+    """Whether a plug-in of this name may have settings: another package has it; it is not imported."""
+    return any(entry.partition(".")[2] == name for entry in _installed())
 
 
 def has(kind: Kind, name: str) -> bool:
@@ -424,11 +457,21 @@ def install_command(extra: str) -> str:
 # ---- those of other packages ----------------------------------------------------------------------------------------
 
 _allowed: set[str] = set()
+_settings: dict[str, Mapping[str, str]] = {}  # of each, as they are typed
 
 
-def allow(*names: str) -> None:
-    """Let plug-ins of other packages be used that have these names."""
-    _allowed.update(names)
+def allow(*names: str, settings: Mapping[str, Mapping[str, str]] | None = None) -> None:
+    """Let plug-ins of other packages be used that have these names, each with its settings here, or its defaults."""
+    given = settings or {}
+    _allowed.update(names, given)
+    _settings.update({name: given.get(name, {}) for name in (*names, *given)})
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of the other packages that have a plug-in of one of these names."""
+    wanted = set(names)
+    entries = [entry for name, entry in _installed().items() if name.partition(".")[2] in wanted] if wanted else []
+    return {entry.dist.name: entry.dist.version for entry in entries if entry.dist is not None}
 
 
 @cache

@@ -137,7 +137,7 @@ def test_config_is_plain_python() -> None:
     allowed = dict.fromkeys(
         ("config.settings", "config.jobs", "config.primitives", "errors", "vocabulary", *jobs), plain
     )
-    allowed["plugins"] = plain | {"contextlib", "functools", "importlib", "pathlib", "shlex"}
+    allowed["plugins"] = plain | {"contextlib", "functools", "importlib", "json", "pathlib", "shlex"}
     allowed["config.foreign"] = plain | {"functools", "pathlib"}
     allowed["config.keys"] = plain | {"difflib", "keyword", "os", "pathlib", "shlex"}
     for name, packages in allowed.items():

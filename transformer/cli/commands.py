@@ -16,10 +16,10 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from transformer import plugins
@@ -33,7 +33,7 @@ from transformer.config.jobs import (
     TranslateJob,
     checked,
 )
-from transformer.config.keys import did_you_mean, leaves, own_text, shipped
+from transformer.config.keys import did_you_mean, names_of_plugins, own_text, shipped
 from transformer.config.primitives import to_json
 from transformer.config.settings import Format
 from transformer.errors import InputError, Stopped
@@ -50,11 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")  # what a command finds
-
-# Keys whose values name plug-ins: by themselves, by what stands before a colon, or by the ending of a file.
-NAMES = ("augment", "doctor", "engine", "scores", "trackers")
-SOURCES = ("dataset", "init_from", "run_dir", "ensemble", "run", "runs", "teacher", "reverse")
-TABLES = ("dataset", "src", "tgt")
 
 NAMES_OF_RUNS = ("run_dir", "ensemble", "run", "runs", "teacher", "reverse")  # keys that may name a run on the hub
 
@@ -104,26 +99,13 @@ def run(job: Job) -> Any:
 
 def _find(row: Command, job: Job) -> Any:
     """What the command of a job finds, by the plug-ins that the job names: no run has yet been asked for others."""
-    plugins.allow(*_names_of_plugins(job))
+    plugins.allow(*names_of_plugins(job), settings=getattr(job, "plugins", None))
     return plugins.load(row.run)(_with_runs_here(job))
 
 
 def is_rank0() -> bool:
     """Whether this is the first of torchrun's processes, or the only one; known before torch is there."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _names_of_plugins(job: Job) -> Iterator[str]:
-    """Every name that a plug-in may have which the job asks for."""
-    for key, value in leaves(to_json(job)).items():
-        name = key.rpartition(".")[2]
-        for text in filter(None, value if isinstance(value, list) else [value]):
-            if name in NAMES:
-                yield text
-            if name in SOURCES and ":" in text:
-                yield text.partition(":")[0]
-            if name in TABLES:
-                yield from (ending[1:] for ending in PurePath(text).suffixes)
 
 
 def _with_runs_here(job: Job) -> Job:

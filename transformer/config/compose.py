@@ -41,6 +41,7 @@ from transformer.config.keys import (
     GROUPS,
     NAMED_SET,
     NAMED_TEXT,
+    PLUGIN_KEY,
     as_typed,
     check_override,
     choice_meant,
@@ -199,6 +200,9 @@ def _schema(job: type[Job], overrides: Sequence[str]) -> Job:
         text = re.match(rf"{NAMED_TEXT}=", override)
         if text is not None:
             getattr(schema, text["texts"])[text["name"]] = ""
+        setting = re.match(rf"{PLUGIN_KEY}=", override)
+        if setting is not None:
+            cast(TrainJob, schema).plugins.setdefault(setting["name"], {})[setting["key"]] = ""
         match = re.match(rf"{NAMED_SET}[^=]+=", override)
         if match is None:
             continue

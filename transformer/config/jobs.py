@@ -5,10 +5,10 @@ The groups of keys are those of `settings`. Checks that compare keys of several 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transformer.config.primitives import made_again
 from transformer.config.settings import (
@@ -42,15 +42,26 @@ from transformer.config.settings import (
     require,
 )
 from transformer.errors import InputError
-from transformer.plugins import check_known
+from transformer.plugins import check_known, has_settings
 
 J = TypeVar("J", bound="Job")
 
 MOST_PARTS = 256  # of a corpus: a prepared one keeps two files of each open
 ON_HUB = "hf:"  # begins the name of what is on the Hugging Face hub
+OF_PLUGINS = "a setting of another package's plug-in, which is named by it"
 
 # Settings of the model that its weights do not depend on: of `max_positions`, where positions are computed.
 OF_TRAINING = frozenset({"dropout", "attention_dropout", "relu_dropout", "max_positions"})
+
+
+def check_settings(settings: Mapping[str, Mapping[str, str]]) -> None:
+    """Raise ValueError for settings of a plug-in that no installed package has."""
+    for name, keys in settings.items():
+        key = next(iter(keys), "KEY")
+        require(
+            has_settings(name),
+            f"plugins.{name}.{key}: no installed package has a plug-in {name!r:.80}: install it, or leave the key out",
+        )
 
 
 class Job:
@@ -110,6 +121,12 @@ class TrainJob(Job):
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    plugins: dict[str, dict[str, str]] = field(default_factory=dict, metadata={"help": OF_PLUGINS})
+
+    @staticmethod
+    def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
+        """What a run was started with before plug-ins had settings: see `from_json`."""
+        return {"plugins": {}, **stored}
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
         """Refuse what would be lost: the model's keys beside `init_from`, a scale beside an experiment's rate."""
@@ -168,6 +185,7 @@ class TrainJob(Job):
 
     def check_plugins(self) -> None:
         """See `Job.check_plugins`."""
+        check_settings(self.plugins)
         check_known("search", "search.engine", self.search.engine)
         for name in self.train.trackers or ():
             check_known("tracker", "train.trackers", name)
@@ -215,6 +233,11 @@ class DecodeJob(Job):
     )
     threads: int | None = option(None, "CPU threads (null: one for each core that it may use, OMP_NUM_THREADS at most)")
     search: SearchOverride = field(default_factory=SearchOverride)
+    plugins: dict[str, dict[str, str]] = field(default_factory=dict, metadata={"help": OF_PLUGINS})
+
+    def check_plugins(self) -> None:
+        """See `Job.check_plugins`."""
+        check_settings(self.plugins)
 
     def __post_init__(self) -> None:
         at_least(self, "", 1, "threads")

@@ -8,15 +8,16 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from keyword import iskeyword
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, get_args, get_origin, get_type_hints
 
 from transformer.config.foreign import normal, row_of
-from transformer.config.jobs import TrainJob
+from transformer.config.jobs import Job, TrainJob
+from transformer.config.primitives import to_json
 from transformer.config.settings import OnResume
 from transformer.errors import InputError
 
@@ -29,6 +30,11 @@ RUN_KEYS = ("table", "run", "run_dir", "runs")  # the first of these that a comm
 NAMED_SET = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."
 
 NAMED_TEXT = r"(?P<texts>scorer|published)\.(?P<name>[A-Za-z0-9_-]+)"  # a text under a name that users choose
+# Keys whose values name plug-ins: by themselves, by what stands before a colon, or by the ending of a file.
+NAMES = ("augment", "doctor", "engine", "scores", "trackers")
+SOURCES = ("dataset", "init_from", "run_dir", "ensemble", "run", "runs", "teacher", "reverse")
+TABLES = ("dataset", "src", "tgt")
+PLUGIN_KEY = r"plugins\.(?P<name>[A-Za-z0-9_-]+)\.(?P<key>[A-Za-z_][A-Za-z0-9_]*)"
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ def groups_of(job: type) -> tuple[str, ...]:
 def generic_key(key: str) -> str:
     """The key as `keys_of` lists it: `data.test.news.src` -> `data.test.NAME.src`, `scorer.comet` -> `scorer.NAME`."""
     key = re.sub(rf"^{NAMED_TEXT}$", r"\g<texts>.NAME", key)
+    key = re.sub(rf"^{PLUGIN_KEY}$", "plugins.NAME.KEY", key)
     return re.sub(rf"^{NAMED_SET}", r"\g<group>.NAME.", key)
 
 
@@ -70,6 +77,8 @@ def _keys_under(config: type, prefix: str) -> dict[str, Key]:
             keys |= _keys_under(kind, f"{dotted}.")
         elif kind == dict[str, str]:  # texts that users name
             keys[f"{dotted}.NAME"] = Key(str, "", meaning, OnResume.refuse)
+        elif kind == dict[str, dict[str, str]]:
+            keys[f"{dotted}.NAME.KEY"] = Key(str, "", meaning, OnResume.refuse)
         elif get_origin(kind) is dict:  # groups that users name
             _, group = get_args(kind)
             keys_of_group = _keys_under(group, f"{dotted}.NAME.")
@@ -112,6 +121,23 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             settings[f"{prefix}{name}"] = value
     return settings
+
+
+def names_of_plugins(job: Job) -> Iterator[str]:
+    """Every name that a plug-in may have which the job asks for."""
+    for key, value in leaves(to_json(job)).items():
+        setting = re.fullmatch(PLUGIN_KEY, key)
+        if setting is not None:
+            yield setting["name"]
+            continue
+        name = key.rpartition(".")[2]
+        for text in filter(None, value if isinstance(value, list) else [value]):
+            if name in NAMES:
+                yield text
+            if name in SOURCES and ":" in text:
+                yield text.partition(":")[0]
+            if name in TABLES:
+                yield from (ending[1:] for ending in PurePath(text).suffixes)
 
 
 # ---- the grammar of key=value ---------------------------------------------------------------------------------------
@@ -242,7 +268,7 @@ def _check_key(key: str, override: str, *, keys: Mapping[str, Key], groups: Sequ
             f"unknown key {key!r} in {override!r}{key_meant(generic, [*keys, *groups])}; --help all lists every key"
         )
 
-    named = re.match(NAMED_SET, key) or re.match(NAMED_TEXT, key)
+    named = re.match(NAMED_SET, key) or re.match(NAMED_TEXT, key) or re.match(PLUGIN_KEY, key)
     if named and not re.fullmatch(r"[A-Za-z_].*|0|[1-9][0-9]*", named["name"]):  # Hydra's grammar has no other keys
         raise InputError(f"{override}: the name {named['name']!r} must begin with a letter")
 

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import chain, compress
 from pathlib import Path
 
@@ -365,6 +365,9 @@ def _digest(corpus: TrainingText, texts: Sequence[Sequence[object]]) -> str:
     del filters["doctor"]
     if corpus.filters.doctor:
         languages = [text_set.codes for text_set in corpus.sets]
-        filters["doctor"] = [[one.VERSION, names] for one, names in screens_of(corpus.filters.doctor)] + languages
+        filters["doctor"] = [
+            [one.VERSION, names, *([to_json(one)] if is_dataclass(one) else [])]
+            for one, names in screens_of(corpus.filters.doctor)
+        ] + languages
     parts = [PREPARE_VERSION, STORE_VERSION, tagged, filters, tokenizer]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -10,6 +10,7 @@ two fields in `Scores`; one of another package comes by `plugins`, and is kept i
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,9 @@ def choose(names: Iterable[str], *, level: int = logging.WARNING) -> dict[str, S
 
 def _of_plugin(name: str) -> ScoreMetric:
     """A metric of another package. Raises InputError for what cannot be one."""
-    metric: object = plugins.find("score", name)
+    metric: Any = plugins.find("score", name)
+    if is_dataclass(metric) and callable(metric):  # its settings are fields, which a ScoreMetric has no room for
+        metric = metric()
     if not isinstance(metric, ScoreMetric):
         raise InputError(
             f"the score {name} is of the type {type(metric).__name__}, not transformer.plugins.ScoreMetric"

@@ -21,10 +21,10 @@ import sacrebleu
 import sentencepiece
 import torch
 
-from transformer import __version__
+from transformer import __version__, plugins
 from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import TrainJob
-from transformer.config.keys import PACKAGE, as_typed, generic_key, keys_of, leaves
+from transformer.config.keys import PACKAGE, as_typed, generic_key, keys_of, leaves, names_of_plugins
 from transformer.config.primitives import to_json
 from transformer.config.settings import Device, OnResume
 from transformer.data.plan import plan_version
@@ -66,7 +66,7 @@ def start_run(
         format=RUN_FORMAT,
         id=secrets.token_hex(8),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        versions=_versions(),
+        versions=_versions(job),
         data_digest=prepared.report.digest,
         prepare_version=PREPARE_VERSION,
         tokenizer_sha256=tokenizer_sha256,
@@ -191,9 +191,10 @@ def _machine(resolved: Resolved, *, world_size: int) -> str:
     return processor if world_size == 1 else f"{world_size} processes on {processor}"
 
 
-def _versions() -> dict[str, str]:
-    """The versions of what decides on the numbers."""
+def _versions(job: TrainJob) -> dict[str, str]:
+    """The versions of what decides on the numbers, other packages' plug-ins among them."""
     return {
+        **plugins.versions(names_of_plugins(job)),
         "transformer-mt": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -243,7 +244,7 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
                 as_typed(before.get(key)),
                 as_typed(now.get(key)),
             )
-    versions = {name: version for name, version in _versions().items() if record.versions.get(name) != version}
+    versions = {name: version for name, version in _versions(job).items() if record.versions.get(name) != version}
     if versions:
         log.info("versions have changed since the start: %s; numbers may differ in the last bits", versions)
 

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 import transformer
 from support.paths import ROOT
 from transformer import plugins
-from transformer.cli.commands import _names_of_plugins, compose
+from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob
+from transformer.config.keys import names_of_plugins
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import TrainConfig
 from transformer.errors import InputError
@@ -79,7 +81,7 @@ def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_plugins_page_adds_a_format_a_score_and_a_command(trained: Path, site: Path) -> None:
     scores = json.loads((trained / "run/results.json").read_text(encoding="utf-8"))["test_sets"]["again"]
-    assert scores["others"]["length"]["signature"] == "words:spaces|version:1"
+    assert scores["others"]["length"]["signature"] == "unit:words|version:1"
     listed = typed("vocabulary", "run_dir=run", "count=5", site=site, folder=trained)
     assert listed.stdout.split("\n")[:4] == ["<pad>", "<unk>", "<s>", "</s>"]
     assert len(listed.stdout.split()) == 5
@@ -98,13 +100,89 @@ def test_plugins_that_are_not_installed_are_refused_in_one_line(trained: Path) -
     assert "dev.po: no such directory, nor a .tsv" in done.stderr
 
 
+def test_settings_of_a_plugin_are_kept_with_its_version_and_bind_the_run(trained: Path, site: Path) -> None:
+    words = [*("train", *TINY, "run_dir=set", "data.train.dataset=train.po", "data.dev.dataset=dev.po")]
+    words += ["data.test.again.dataset=dev.po", "data.scores=[length]"]
+    assert typed(*words, "plugins.length.unit=characters", site=site, folder=trained).returncode == 0
+    record = json.loads((trained / "set/run.json").read_text(encoding="utf-8"))
+    assert record["config"]["plugins"] == {"length": {"unit": "characters"}}
+    assert record["versions"]["my_plugins"] == "0.1"
+    scores = json.loads((trained / "set/results.json").read_text(encoding="utf-8"))["test_sets"]["again"]
+    assert scores["others"]["length"]["signature"] == "unit:characters|version:1"
+
+    resumed = typed(*words, "train.max_steps=4", site=site, folder=trained)
+    assert (resumed.returncode, "Traceback" in resumed.stderr) == (4, False)
+    assert "plugins.length.unit: characters -> null" in resumed.stderr
+
+    scored = typed(
+        *("evaluate", "run_dir=set", "format=json", "scores=[length]", "plugins.length.unit=words"),
+        site=site,
+        folder=trained,
+    )
+    assert "unit:words|version:1" in scored.stdout, "a command has its own"
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [
+        ("plugins.length.unit=pages", "plugins.length: unit=pages is not words or characters"),
+        ("plugins.length.units=words", "plugins.length: Length has unknown keys: ['units']"),
+        ("plugins.po.unit=words", "plugins.po.unit: the plug-in po has no settings: leave it out"),
+        ("plugins.width.unit=words", "plugins.width.unit: no installed package has a plug-in 'width': install it"),
+        ("plugins.length=3", "unknown key 'plugins.length'"),
+    ],
+)
+def test_settings_that_a_plugin_does_not_have_are_refused_in_one_line(
+    word: str, answer: str, trained: Path, site: Path
+) -> None:
+    done = typed(
+        *("train", *TINY, "run_dir=not", "data.train.dataset=train.po", "data.dev.dataset=dev.po"),
+        *("data.test.again.dataset=dev.po", "data.scores=[length]", word),
+        site=site,
+        folder=trained,
+    )
+    assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
+    assert answer in done.stderr
+
+
+def test_settings_are_typed_by_their_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Limits:
+        low: float = 0.5
+        words: list[str] = field(default_factory=list)
+        name: str | None = "5"
+        is_strict: bool = False
+
+    given = {"low": "1", "words": '["a", "b"]', "name": "7", "is_strict": "true"}
+    monkeypatch.setitem(plugins._settings, "limits", given)
+    assert plugins._with_settings("limits", Limits) == Limits(low=1.0, words=["a", "b"], name="7", is_strict=True)
+    monkeypatch.setitem(plugins._settings, "limits", {"name": "null"})
+    assert plugins._with_settings("limits", Limits).name is None
+    for key, text in (("low", "much"), ("words", "a"), ("is_strict", "1")):
+        monkeypatch.setitem(plugins._settings, "limits", {key: text})
+        with pytest.raises(InputError, match=rf"plugins\.limits: Limits\.{key}="):
+            plugins._with_settings("limits", Limits)
+
+
+def test_runs_from_before_plugins_had_settings_are_read() -> None:
+    job = to_json(TrainJob())
+    assert job.pop("plugins") == {}
+    assert from_json(TrainJob, job, complete=True).plugins == {}
+
+
 SCREEN = """
-VERSION = 1
+from dataclasses import dataclass
+from typing import ClassVar
 
 
-def find_faults(read, names, languages):
-    for source, _ in read():
-        yield "questions" if source.endswith("?") else None
+@dataclass
+class Asks:
+    mark: str = "?"
+    VERSION: ClassVar[int] = 1
+
+    def find_faults(self, read, names, languages):
+        for source, _ in read():
+            yield "questions" if source.endswith(self.mark) else None
 """
 
 
@@ -113,7 +191,7 @@ def test_screen_of_another_package_drops_pairs(trained: Path, tmp_path: Path) ->
     asked = sum(line.endswith("?") for line in sides[0])
     for code, lines in zip(("en", "de"), sides, strict=True):
         (tmp_path / f"train.{code}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    here = install(tmp_path / "site", "asks", SCREEN, ["screen.questions = asks"])
+    here = install(tmp_path / "site", "asks", SCREEN, ["screen.questions = asks:Asks"])
     words = (
         *("prepare", *TINY, "run_dir=run", "data.train.src=train.en", "data.train.tgt=train.de"),
         *("data.dev.src=train.en", "data.dev.tgt=train.de"),
@@ -122,6 +200,9 @@ def test_screen_of_another_package_drops_pairs(trained: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert asked > 0
     assert f"dropped: questions {asked})" in done.stderr
+    stops = sum(line.endswith(".") for line in sides[0])
+    done = typed(*words, "data.filter.doctor=[questions]", "plugins.questions.mark=.", site=here, folder=tmp_path)
+    assert f"dropped: questions {stops})" in done.stderr, "prepared anew: " + done.stderr
     done = typed(*words, "data.filter.doctor=[answers]", site=here, folder=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "data.filter.doctor=answers is not one of copies, encoding, markup" in done.stderr
@@ -178,7 +259,7 @@ def test_command_line_names_plugins_by_the_keys_that_choose_them(
     overrides: tuple[str, ...], named: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugins, "is_known", lambda kind, name: True)
-    of_others = set(_names_of_plugins(compose("train", ["experiment=small", *overrides]))) - {"torch", "en", "de", "gz"}
+    of_others = set(names_of_plugins(compose("train", ["experiment=small", *overrides]))) - {"torch", "en", "de", "gz"}
     assert of_others == named
 
 

@@ -432,6 +432,7 @@ ON_RESUME = {
     "search.engine": "a",
     "search.engine_type": "a",
     "search.cuda_graphs": "a",
+    "plugins.NAME.KEY": "r",
 }
 
 
