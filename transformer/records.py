@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from transformer.config.jobs import TrainJob
@@ -209,6 +210,16 @@ class Best:
 
 
 @dataclass(frozen=True)
+class DevScores:
+    """What a dev set came to; losses are means over target tokens."""
+
+    loss: float  # smoothed
+    nll: float  # plain
+    bleu: float
+    chrf: float
+
+
+@dataclass(frozen=True)
 class Validation:
     """One validation; losses are means over target tokens."""
 
@@ -217,9 +228,19 @@ class Validation:
     nll: float  # plain
     bleu: float
     chrf: float
+    sets: dict[str, DevScores] = field(default_factory=dict)  # of several dev sets, by key: what this is the mean of
 
     def __post_init__(self) -> None:
         at_least(self, "validation.", 0, "step")
+
+    @staticmethod
+    def of(step: int, sets: dict[str, DevScores]) -> "Validation":
+        """The validation by one dev set as it is, that by several by the mean of each number: all count alike."""
+        first, *others = sets.values()
+        if not others:
+            return Validation(step, **vars(first))
+        means = {name: fmean(getattr(scores, name) for scores in sets.values()) for name in vars(first)}
+        return Validation(step, sets=sets, **means)
 
     def value(self, metric: Metric) -> float:
         """The value of the metric: BLEU, of which more is better, or the loss, of which less is."""
@@ -485,19 +506,22 @@ class Results:
     test_digest: str  # of the text of the test sets
     validations: list[Validation]
     dev: Scores | None = None  # where there is no test set: the averaged model, on the dev set
-    dev_digest: str | None = None  # of that set's text
+    dev_digest: str | None = None  # of the text of that set, or of those of `devs`
     average: int | None = None  # checkpoints that the average was to be of; None: written before this was stored
     engine: str | None = None  # what searched in place of torch, with its version and type
+    devs: dict[str, Scores] = field(default_factory=dict)  # as `dev`, where there are several, by their keys
+    mean: dict[str, float] = field(default_factory=dict)  # of each score over the sets, where they are of directions
 
     def __post_init__(self) -> None:
         check_names("results.test_sets", self.test_sets)
+        check_names("results.devs", {name.removeprefix("devs."): scores for name, scores in self.devs.items()})
         at_least(self, "results.", 1, "steps", "sentences", "target_tokens")
         require(bool(self.validations), "results.validations is empty: the last step is always validated")
 
     @property
     def scores(self) -> dict[str, Scores]:
-        """The scores of the sets that the results are of: the test sets, or the dev set."""
-        return self.test_sets if self.dev is None else {"dev": self.dev}
+        """The scores of the sets that the results are of: the test sets, or the dev sets."""
+        return self.test_sets or self.devs or ({} if self.dev is None else {"dev": self.dev})
 
     def best_validation(self, metric: Metric) -> Validation:
         """The best of the validations, the earlier one of equals."""

@@ -33,13 +33,19 @@ TOKENIZER = "tokenizer.model"  # of both languages, or of the source
 TARGET_TOKENIZER = "tokenizer.target.model"  # where the target has its own
 STEP_PREFIX = "step-"
 
-# The three files of a test set. The development set is kept beside them, under the name DEV.
+# The three files of a test set. A development set is kept beside them under its key below `data`: see `is_dev`.
 SOURCE = "src"
 REFERENCE = "ref"
 HYPOTHESIS = "hyp"
 DEV = "dev"
+DEVS = "devs"
 
 _STEP = re.compile(rf"{STEP_PREFIX}([0-9]{{8,}})")
+
+
+def is_dev(name: str) -> bool:
+    """Whether the name of a set that a run keeps is that of a development set: `dev`, or one of `devs`."""
+    return name == DEV or name.startswith(f"{DEVS}.")
 
 
 def tensor_file(name: str) -> str:

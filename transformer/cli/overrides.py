@@ -173,9 +173,10 @@ def _flag(argument: str, rest: list[str], keys: Sequence[str]) -> tuple[str, str
 # ---- help -----------------------------------------------------------------------------------------------------------
 
 # Every set of sentence pairs has the keys of data.train, which --help therefore explains once.
-LIKE_TRAIN = ("data.dev.", "data.test.NAME.", "data.extra.NAME.")
+LIKE_TRAIN = ("data.dev.", "data.devs.NAME.", "data.test.NAME.", "data.extra.NAME.")
 OF_OTHER_SETS = (
-    "the same keys for the development set, for each test set, and for more training pairs, under names of your own"
+    "the same keys for the development set, or for each of several, for each test set, and for more training pairs, "
+    "under names of your own"
 )
 # The keys of a training that most need, in the order in which its short help shows them.
 MOST_NEEDED = (

@@ -357,7 +357,7 @@ def _refuse_mixed_demo() -> None:
     if re.fullmatch(r"[./]*demo(\.yaml)?", experiment) is None:  # Hydra takes ./demo.yaml, too
         return
     for override in _task_overrides():
-        if override.startswith(("data.train.", "data.dev.", "data.extra.")):
+        if override.startswith(("data.train.", "data.dev.", "data.devs.", "data.extra.")):
             raise InputError(
                 "data.train, data.dev and data.extra are fixed under experiment=demo: "
                 "choose experiment=small, base or big"

@@ -27,7 +27,7 @@ GROUPS = ("recipe", "experiment")  # folders of files that set keys; an experime
 RUN_KEYS = ("table", "run", "run_dir", "runs")  # the first of these that a command has takes a run directory
 
 # How the key of a set begins that users name: `test.news.`
-NAMED_SET = r"(?P<group>(data\.)?(test|extra))\.(?P<name>[A-Za-z0-9_-]+)\."
+NAMED_SET = r"(?P<group>(data\.)?(test|extra|devs))\.(?P<name>[A-Za-z0-9_-]+)\."
 
 NAMED_TEXT = r"(?P<texts>scorer|published)\.(?P<name>[A-Za-z0-9_-]+)"  # a text under a name that users choose
 # Keys whose values name plug-ins: by themselves, by what stands before a colon, or by the ending of a file.

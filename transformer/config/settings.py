@@ -422,6 +422,9 @@ class PairConfig:
         "punctuation), typos, noise, or mixed, one of the first four (null: no change)",
         on_resume=OnResume.allow,
     )
+    src_lang: str | None = option(
+        None, "language of the sources, if it is not the run's (null: the run's)", on_resume=OnResume.allow
+    )
     tgt_lang: str | None = option(
         None,
         "language of the targets, if it is not the run's; it decides how a set is scored (null: the run's)",
@@ -483,6 +486,9 @@ class DataConfig:
     )
     train: PairConfig = field(default_factory=PairConfig)
     dev: PairConfig = field(default_factory=PairConfig)
+    devs: dict[str, PairConfig] = field(
+        default_factory=dict, metadata={"help": "one of several development sets, in place of data.dev: "}
+    )
     test: dict[str, PairConfig] = field(default_factory=dict, metadata={"help": "a test set: "})
     extra: dict[str, ExtraConfig] = field(default_factory=dict, metadata={"help": "more training pairs: "})
     temperature: float | None = option(
@@ -504,8 +510,13 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
+        check_names("data.devs", self.devs)
         check_names("data.test", self.test)
         check_names("data.extra", self.extra)
+        require(
+            not self.devs or self.dev == PairConfig(),
+            "data.dev and data.devs are both set: name every development set under data.devs, and leave data.dev out",
+        )
         for name, pair in self.sets().items():
             check_pair(f"data.{name}", pair)
             is_trained_on = name == "train" or name.startswith("extra.")
@@ -517,17 +528,26 @@ class DataConfig:
             require(0.0 < extra.weight <= 1000.0, f"data.extra.{name}.weight={extra.weight} must be in (0, 1000]")
         at_least(self, "data.", 1, "temperature")
         at_most(self, "data.", 100, "temperature")
-        for key, language in {"src_lang": self.src_lang, **self.tgt_langs()}.items():
+        for key, language in {**self.src_langs(), **self.tgt_langs()}.items():
             is_bool = language in ("True", "False")  # Norwegian is `no`
             require(not is_bool, f"data.{key}={language}: quote it, YAML takes a bare no for false")
 
     def sets(self) -> dict[str, PairConfig]:
         """Every set of pairs by its key below `data`, the small ones first."""
-        sets: dict[str, PairConfig] = {"dev": self.dev}
+        sets = self.dev_sets()
         sets |= {f"test.{name}": pair for name, pair in self.test.items()}
         sets |= {"train": self.train}
         sets |= {f"extra.{name}": pair for name, pair in self.extra.items()}
         return sets
+
+    def dev_sets(self) -> dict[str, PairConfig]:
+        """The development sets by their keys below `data`: the one of `dev`, or those of `devs`."""
+        return {f"devs.{name}": pair for name, pair in self.devs.items()} or {"dev": self.dev}
+
+    def src_langs(self) -> dict[str, str]:
+        """Every source language that is set, by its key below `data`."""
+        of_sets = {f"{name}.src_lang": pair.src_lang for name, pair in self.sets().items()}
+        return {"src_lang": self.src_lang, **{key: language for key, language in of_sets.items() if language}}
 
     def tgt_langs(self) -> dict[str, str]:
         """Every target language that is set, by its key below `data`."""
@@ -536,17 +556,27 @@ class DataConfig:
 
     def languages_of(self, name: str) -> tuple[str, str]:
         """Source and target language of a set, by its key below `data`."""
-        pair = self.sets().get(name)
-        return self.src_lang, (pair.tgt_lang if pair is not None else None) or self.tgt_lang
+        pair = self.sets().get(name, PairConfig())
+        return pair.src_lang or self.src_lang, pair.tgt_lang or self.tgt_lang
 
     def tgt_lang_of(self, name: str) -> str:
-        """The target language of a set that the run keeps: `dev`, or a test set by its name."""
-        return self.languages_of(name if name == "dev" else f"test.{name}")[1]
+        """The target language of a set that the run keeps: a development set by its key, or a test set by its name."""
+        return self.direction_of(name)[1]
+
+    def direction_of(self, name: str) -> tuple[str, str, str | None]:
+        """Both languages and the tag of a set that the run keeps; of one that is not configured, those of the run."""
+        key = name if name in self.dev_sets() else f"test.{name}"
+        return *self.languages_of(key), self.sets().get(key, PairConfig()).tag
+
+    def learnt_tags(self) -> list[str]:
+        """The tags of the training sets."""
+        tags = (pair.tag for pair in (self.train, *self.extra.values()))
+        return list(dict.fromkeys(tag for tag in tags if tag is not None))
 
     def required_tags(self) -> list[str]:
         """The tags of the training sets; none where one of them has no tag, as beside text that was translated back."""
-        tags = [pair.tag for pair in (self.train, *self.extra.values())]
-        return [] if None in tags else list(dict.fromkeys(tag for tag in tags if tag is not None))
+        is_without = any(pair.tag is None for pair in (self.train, *self.extra.values()))
+        return [] if is_without else self.learnt_tags()
 
 
 @dataclass

@@ -63,7 +63,7 @@ class Prepared:
     mixture: Mixture  # pairs and weight of each training set in the store
     tokenizers: Tokenizers
     report: DataReport
-    dev: list[Pair]
+    dev: dict[str, list[Pair]]  # by their keys below `data`: one, `dev`, or several
     test: dict[str, list[Pair]]
     digest_of_files: str  # what the digest once was: another one, unless all of the training text is in plain files
 
@@ -110,7 +110,10 @@ class SharedPrepared:
             mixture=tuple(zip(self.pairs, self.weights, strict=True)),
             tokenizers=tokenizers,
             report=self.report,
-            dev=[(source, reference) for source, reference in json.loads(self.dev)],
+            dev={
+                name: [(source, reference) for source, reference in pairs]
+                for name, pairs in json.loads(self.dev).items()
+            },
             test={},
             digest_of_files=self.digest_of_files,
         )
@@ -165,7 +168,7 @@ def prepare(job: TrainJob) -> Prepared:
         mixture=tuple((counts[name].pairs_kept, weight) for name, weight in mixture_weights.items()),
         tokenizers=built.tokenizers,
         report=report,
-        dev=sets["dev"].pairs or [],
+        dev={name: sets[name].pairs or [] for name in job.data.dev_sets()},
         test={name: sets[f"test.{name}"].pairs or [] for name in job.data.test},
         digest_of_files=digests.of_files,
     )

@@ -104,10 +104,8 @@ class TrainingText:
 
 def check_languages(data: DataConfig) -> None:
     """Raise InputError for a language that is no code, where one is needed: before anything is read."""
-    for key, language in data.tgt_langs().items():
+    for key, language in {**data.tgt_langs(), **(data.src_langs() if data.filter.doctor else {})}.items():
         language_of(language, f"data.{key}")
-    if data.filter.doctor:
-        language_of(data.src_lang, "data.src_lang")
 
 
 def check_texts(data: DataConfig) -> None:

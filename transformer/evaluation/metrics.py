@@ -9,10 +9,11 @@ two fields in `Scores`; one of another package comes by `plugins`, and is kept i
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from sacrebleu.metrics.base import Metric
@@ -261,6 +262,18 @@ def named(scores: Scores) -> dict[str, NamedScore]:
         if value is not None:
             found[field] = name_score(metric, Measured(value, signature or ""))
     return {**found, **scores.others}
+
+
+def mean_of(sets: Mapping[str, Scores], directions: Mapping[str, Hashable]) -> dict[str, float]:
+    """The mean of each score that all of these sets have, by field; nothing where all are of one direction.
+
+    There it would say nothing: sets of one direction differ in kind, such as news and changed news.
+    """
+    if len(set(directions.values())) < 2:
+        return {}
+    first, *others = (named(scores) for scores in sets.values())
+    shared = [field for field in first if all(field in other for other in others)]
+    return {field: fmean(scores[field].value for scores in (first, *others)) for field in shared}
 
 
 def name_score(metric: ScoreMetric, measured: Measured) -> NamedScore:

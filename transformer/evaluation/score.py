@@ -125,6 +125,13 @@ def format_scores(scores: Scores) -> str:
     return ", ".join([*shown, *(f"{name} {judgement.system:.4f}" for name, judgement in scores.judges.items())])
 
 
+def format_mean(mean: Mapping[str, float], sets: Mapping[str, Scores]) -> str:
+    """The mean of the scores of these sets as `format_scores` shows each of them."""
+    shown = {field: score for scores in sets.values() for field, score in named(scores).items()}
+    values = [(shown[field], value) for field, value in mean.items() if field in shown]
+    return ", ".join(f"{score.name} {value:.{score.digits}f}" for score, value in values)
+
+
 def format_signatures(scores: Scores) -> list[str]:
     """How each of the scores was made, a line each."""
     shown = [f"{one.name}: {one.signature}" for one in named(scores).values()]

@@ -44,13 +44,13 @@ from transformer.decoding.translator import Translator
 from transformer.distributed import Wait, World, join_world
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.judgements import JudgedText, check_judges, judged, keep_judgements, read_judgements
-from transformer.evaluation.metrics import choose
-from transformer.evaluation.score import Scorer, choose_scorer, format_scores, format_signatures
+from transformer.evaluation.metrics import choose, mean_of
+from transformer.evaluation.score import Scorer, choose_scorer, format_mean, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
 from transformer.machine import resolve_threads
 from transformer.plugins import ScoreSettings
 from transformer.records import Judgement, Results, Scores
-from transformer.run_dir import DEV, HYPOTHESIS, REFERENCE, SOURCE, RunDir
+from transformer.run_dir import HYPOTHESIS, REFERENCE, SOURCE, RunDir, is_dev
 from transformer.terminal import printable
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class Evaluation:
     seed: int
     data_digest: str
     engine: str | None  # what searched in place of torch, with its version and type
+    mean: dict[str, float]  # of each score over the sets, where they are of directions
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _evaluate(job: EvaluateJob, world: World) -> Evaluation:
         metrics = choose([*job.score_names(), *data.scores])
         for name in sets:
             tokenize = job.bleu_tokenize or data.bleu_tokenize
-            text = ScoreSettings(_tgt_lang(job, data, name), tokenize, job.lowercase)
+            text = ScoreSettings(_direction(job, data, name)[1], tokenize, job.lowercase)
             scorers[name] = choose_scorer(text, metrics)
         check_judges(job, have_sources=True)
 
@@ -137,14 +138,15 @@ def _evaluate(job: EvaluateJob, world: World) -> Evaluation:
             for name, scores in score_sets(sets, by_name, scorers=scorers).items()
         }
 
+    test_sets = world.share(
+        score_all,
+        pack=lambda scores: {name: to_json(one) for name, one in scores.items()},
+        unpack=lambda packed: {name: from_json(Scores, one) for name, one in packed.items()},
+        wait=Wait.work,
+    )
     state = checkpoint.run_state()
     return Evaluation(
-        test_sets=world.share(
-            score_all,
-            pack=lambda scores: {name: to_json(one) for name, one in scores.items()},
-            unpack=lambda packed: {name: from_json(Scores, one) for name, one in packed.items()},
-            wait=Wait.work,
-        ),
+        test_sets=test_sets,
         checkpoint=checkpoint.path.name,
         averaged=state.averaged,
         steps=checkpoint.step,
@@ -152,6 +154,7 @@ def _evaluate(job: EvaluateJob, world: World) -> Evaluation:
         engine=translated.engine,
         seed=recipe.seed,
         data_digest=state.data_digest,
+        mean=mean_of(test_sets, {name: _direction(job, data, name) for name in test_sets}),
     )
 
 
@@ -188,7 +191,7 @@ def _kept_translations(job: EvaluateJob, run: RunDir, checkpoint: Checkpoint) ->
         return None
 
     log.info("%s: the judges read the translations that the run keeps", run.path)
-    kept = {name: read_translations(run, name) for name in run.set_names() if name != DEV}
+    kept = {name: read_translations(run, name) for name in run.set_names() if not is_dev(name)}
     return _Translated(results.search, results.engine, kept)
 
 
@@ -246,11 +249,14 @@ def _warn_of_lines(job: EvaluateJob, run: RunDir, translator: Translator, sets: 
         warn_of_missing_tag(texts, translator.tags, first_line=1, key=f"test.{name}.tag")
 
 
-def _tgt_lang(job: EvaluateJob, data: DataConfig, name: str) -> str:
-    """The language of a set: what the job says of the set, or of all text; else what the run says."""
+def _direction(job: EvaluateJob, data: DataConfig, name: str) -> tuple[str, str, str | None]:
+    """Both languages and the tag of a set: what the job says of the set, or of all text; else what the run says."""
+    of_text = job.data.tgt_lang
     if name in job.test:
-        return job.test[name].tgt_lang or job.data.tgt_lang or data.tgt_lang
-    return job.data.tgt_lang or data.tgt_lang_of(name)
+        pair = job.test[name]
+        return pair.src_lang or data.src_lang, pair.tgt_lang or of_text or data.tgt_lang, pair.tag
+    source, target, tag = data.direction_of(name)
+    return source, of_text or target, tag
 
 
 def _sets_of(job: EvaluateJob, run: RunDir, data: DataConfig) -> Sets:
@@ -270,7 +276,7 @@ def _given_sets(job: EvaluateJob, data: DataConfig) -> Sets:
     store_dir = store_beside(job.run_dir) if job.store_dir is None else Path(job.store_dir)
     given = {}
     for name, pair in job.test.items():
-        languages = (data.src_lang, _tgt_lang(job, data, name))
+        languages = _direction(job, data, name)[:2]
         source = resolve_source(pair, f"test.{name}", languages=languages, store_dir=store_dir)
         given[name] = source.load(f"test.{name}")
     return given
@@ -334,7 +340,7 @@ def keep_translations(run: RunDir, translations: Mapping[str, Sequence[str]]) ->
 def format_results(run_dir: Path, results: Results | Evaluation) -> str:
     """A line of scores for each test set; below them what they depend on: model, search, and signatures.
 
-    For a run without a test set, the scores are those of its dev set.
+    For a run without a test set, the scores are those of its dev sets. Those of directions have a line for their mean.
     """
     search = results.search
     origin = describe_origin(results.averaged, steps=results.steps, seed=results.seed, data_digest=results.data_digest)
@@ -344,15 +350,16 @@ def format_results(run_dir: Path, results: Results | Evaluation) -> str:
         f"{'' if results.engine is None else f', by {results.engine}'}",
     ]
 
-    sets = results.test_sets
-    if isinstance(results, Results) and not sets:
+    sets = results.scores if isinstance(results, Results) else results.test_sets
+    if isinstance(results, Results) and not results.test_sets:
         best = results.best_validation(Metric.bleu)
         depends_on.append(f"best validation: step {best.step}, greedy BLEU {best.bleu:.2f}, chrF {best.chrf:.2f}")
         depends_on.append("there is no test set (data.test.NAME.src, data.test.NAME.tgt)")
-        sets = {} if results.dev is None else {DEV: results.dev}
 
-    width = max(map(len, sets), default=0)
+    width = max(map(len, [*sets, *(["mean"] if results.mean else [])]), default=0)
     lines = [f"{name:<{width}}  {format_scores(scores)}" for name, scores in sets.items()]
+    if results.mean:
+        lines.append(f"{'mean':<{width}}  {format_mean(results.mean, sets)}")
     depends_on += _format_signatures(sets)
     lines += [f"  {line}" for line in depends_on]
     return "".join(f"{printable(line)}\n" for line in lines)  # names and digests are what files say
@@ -382,7 +389,7 @@ def describe_origin(averaged: Sequence[int], *, steps: int, seed: int, data_dige
 def write_sets(run: RunDir, sets: Sets) -> None:
     """Write the source and reference text of the run's sets, and remove that of all others. Raises StorageError."""
     # Results of other test sets go first: `evaluate` would take the new text for a damaged copy of the old.
-    test_sets = {name: pairs for name, pairs in sets.items() if name != DEV}
+    test_sets = {name: pairs for name, pairs in sets.items() if not is_dev(name)}
     if run.results.exists() and not _has_results_of(run, digest_sets(test_sets)):
         remove(run.results)
 
@@ -412,7 +419,7 @@ def digest_sets(sets: Sets) -> str:
 
 def read_sets(run: RunDir) -> dict[str, list[Pair]]:
     """The test sets that the run keeps, by name. Raises InputError where one cannot be read."""
-    return {name: read_set(run, name) for name in run.set_names() if name != DEV}
+    return {name: read_set(run, name) for name in run.set_names() if not is_dev(name)}
 
 
 def read_set(run: RunDir, name: str, target: str = REFERENCE) -> list[Pair]:

@@ -17,7 +17,7 @@ from transformer.decoding.loading import build_translator
 from transformer.decoding.ranks import build_by_turns
 from transformer.distributed import Wait
 from transformer.errors import CheckpointError
-from transformer.evaluation.metrics import ALWAYS, bleu_metric, choose, named
+from transformer.evaluation.metrics import ALWAYS, bleu_metric, choose, mean_of, named
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import Sets, digest_sets, keep_translations, score_sets, share_sets, translate_pairs
 from transformer.plugins import ScoreMetric
@@ -41,7 +41,7 @@ def is_finished(run: Run) -> bool:
         and results.average in (None, run.job.train.average)
         and results.search == run.job.search
         and results.test_digest == digest_sets(run.test)
-        and (results.dev is None or results.dev_digest == run.dev.digest)
+        and results.dev_digest in (None, run.dev_digest)
         and all(_has_words_of(run, name, scores) for name, scores in results.scores.items())
         and all(_chosen(run).keys() - ALWAYS.keys() <= named(scores).keys() for scores in results.scores.values())
     )
@@ -72,7 +72,7 @@ def finish(run: Run) -> Results:
 
 
 def _evaluate(run: Run) -> None:
-    """Average the last checkpoints, and translate each test set once with the result; the dev set, if there is none.
+    """Average the last checkpoints, and translate each test set once with the result; the dev sets, if there is none.
 
     All ranks translate; rank 0 averages, scores and writes.
     """
@@ -94,7 +94,7 @@ def _evaluate(run: Run) -> None:
     translator = build_by_turns(build, world)
 
     world.from_rank0(run.directory.check_folders)  # before any time is spent
-    sets = share_sets(lambda: run.test or {DEV: run.dev.pairs}, world)
+    sets = share_sets(lambda: run.test or run.dev_texts, world)
     translations = translate_pairs(translator, sets, world)
 
     def write() -> None:
@@ -130,7 +130,6 @@ def _results(run: Run, checkpoint: Checkpoint, scores: Mapping[str, Scores], *, 
     """The results with these scores."""
     job = run.job
     progress = run.progress
-    dev = scores.get(DEV)
 
     return Results(
         test_sets={name: scores[name] for name in run.test},
@@ -147,8 +146,10 @@ def _results(run: Run, checkpoint: Checkpoint, scores: Mapping[str, Scores], *, 
         data_digest=run.data_digest,
         test_digest=digest_sets(run.test),
         validations=progress.validations,
-        dev=dev,
-        dev_digest=None if dev is None else run.dev.digest,
+        dev=scores.get(DEV),
+        dev_digest=None if run.test else run.dev_digest,
         average=job.train.average,
         engine=engine,
+        devs={name: scores[name] for name in run.dev if name in scores and name != DEV},
+        mean=mean_of(scores, {name: job.data.direction_of(name) for name in scores}),
     )

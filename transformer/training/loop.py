@@ -24,8 +24,7 @@ from transformer.errors import InputError, NumericalError, Stopped
 from transformer.evaluation.sets import write_sets
 from transformer.machine import HeapTrimmer
 from transformer.plugins import Sink
-from transformer.records import Progress, Results
-from transformer.run_dir import DEV
+from transformer.records import DevScores, Progress, Results, Validation
 from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, stopped
 from transformer.training.history import MARKED
@@ -61,7 +60,7 @@ def train(job: TrainJob) -> Results:
         memory_errors_named("starting or finishing", remedy="end what else uses it, or choose a smaller model"),
         open_run(job, world) as run,
     ):
-        world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
+        world.from_rank0(lambda: write_sets(run.directory, {**run.dev_texts, **run.test}))
         if world.from_rank0(lambda: is_finished(run)):
             log.info("%s: finished at step %d already; nothing is left to train", job.run_dir, run.progress.step)
             return finish(run)
@@ -247,24 +246,27 @@ def _validate(run: Run, monitor: Monitor, signals: Signals) -> bool:
     run.computation.make_room()
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and it ranks checkpoints much alike
     decoder = BatchedDecoder.of(model, greedy, device=run.device, precision=run.resolved.precision)
+    scores: dict[str, DevScores] = {}
+    hypotheses: dict[str, list[str]] = {}
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):
             decoder = run.prover.prove_search(decoder)
-            validation, hypotheses = validate(
-                Objective(model, job.train.label_smoothing),
-                decoder,
-                run.dev,
-                run.world,
-                tokenizer=run.tokenizers.target,
-                step=run.progress.step,
-                max_tokens=run.resolved.max_tokens,
-                tgt_lang=job.data.tgt_lang_of(DEV),
-                tokenize=job.data.bleu_tokenize,
-                check=signals.check,
-            )
+            for name, dev in run.dev.items():
+                scores[name], hypotheses[name] = validate(
+                    Objective(model, job.train.label_smoothing),
+                    decoder,
+                    dev,
+                    run.world,
+                    tokenizer=run.tokenizers.target,
+                    max_tokens=run.resolved.max_tokens,
+                    tgt_lang=job.data.tgt_lang_of(name),
+                    tokenize=job.data.bleu_tokenize,
+                    check=signals.check,
+                )
     except Interrupted:
         return False
 
+    validation = Validation.of(run.progress.step, scores)
     is_best = run.progress.record(validation, job.train.metric)
     monitor.validated(validation, hypotheses, is_best=is_best)
     return validation.step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]

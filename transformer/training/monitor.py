@@ -7,7 +7,7 @@ Nothing here changes what is trained. `stepped` does not wait for the device, wh
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -145,12 +145,17 @@ class Monitor:
 
     # ---- a validation, and a commit
 
-    def validated(self, validation: Validation, hypotheses: Sequence[str], *, is_best: bool) -> None:
-        """Log a validation, and show samples of its translations."""
+    def validated(self, validation: Validation, hypotheses: Mapping[str, Sequence[str]], *, is_best: bool) -> None:
+        """Log a validation, by each of several dev sets, too, and show samples of the translations."""
         run = self._run
         self._tracker.scalars(validation.step, validation_scalars(validation))
         log.info("step %d: dev %s%s", validation.step, describe(validation), ", the best so far" if is_best else "")
-        show_samples(run.dev, hypotheses, self._tracker, step=validation.step, count=run.job.train.samples)
+        for name, scores in validation.sets.items():
+            log.info("  %s %s", name, describe(scores))
+        for name, dev in run.dev.items():
+            show_samples(
+                dev, hypotheses[name], self._tracker, name=name, step=validation.step, count=run.job.train.samples
+            )
 
     def marks(self, step: int) -> bool:
         """Whether history.json gets a mark at this step, though it is not committed."""

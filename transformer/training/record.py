@@ -38,7 +38,7 @@ from transformer.evaluation.sets import digest_sets
 from transformer.files import MANIFEST, remove, write_file, write_json
 from transformer.machine import describe_processor, source_commit
 from transformer.records import RUN_FORMAT, Imported, Origin, Proof, Resolved, RunRecord
-from transformer.run_dir import DEV, RunDir, tokenizer_digests
+from transformer.run_dir import RunDir, tokenizer_digests
 from transformer.training.resolve import resolve_again, resolve_settings
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def start_run(
         config=job,
         machine=_machine(resolved, world_size=world_size),
         commit=source_commit(PACKAGE.parent),
-        dev_digest=digest_sets({DEV: prepared.dev}),
+        dev_digest=digest_sets(prepared.dev),
         test_digest=digest_sets(prepared.test),
         proof=_earlier_proof(run),
         target_tokenizer_sha256=target_tokenizer_sha256,
@@ -131,12 +131,11 @@ def resume_run(job: TrainJob, prepared: Prepared, checkpoint: Checkpoint) -> Res
     _compare(job, prepared, record=record, checkpoint=checkpoint)
     _write_tokenizers(run, prepared)
 
-    dev_digest = digest_sets({DEV: prepared.dev})
     now = replace(
         record,
         config=job,
         data_digest=prepared.report.digest,
-        dev_digest=dev_digest,
+        dev_digest=digest_sets(prepared.dev),
         test_digest=digest_sets(prepared.test),
     )
     if now != record:
@@ -285,6 +284,6 @@ def _policy(key: str, job: TrainJob) -> OnResume:
         return OnResume.refuse
 
     # Development and test sets only measure: all of their keys may change, the tag, too.
-    if key.startswith(("data.dev.", "data.test.")):
+    if key.startswith(("data.dev.", "data.devs.", "data.test.")):
         return OnResume.allow
     return keys_of(TrainJob)[generic_key(key)].on_resume

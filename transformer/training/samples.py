@@ -21,10 +21,10 @@ LOGGED = 100  # characters of a line of the log; trackers have all of it, and of
 COLUMNS = ("source", "translation", "reference")
 
 
-def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, step: int, count: int) -> None:
-    """Write the first `count` dev sentences with translations and references to the trackers, and log the first."""
+def show_samples(dev: DevSet, hypotheses: Sequence[str], tracker: Tracker, *, name: str, step: int, count: int) -> None:
+    """Write the first `count` sentences of a dev set, translated, and references to the trackers; log the first."""
     samples = list(islice(zip(dev.sources, hypotheses, dev.references, strict=True), count))
-    tracker.table(step, "dev/samples", columns=COLUMNS, rows=samples)
+    tracker.table(step, f"{name}/samples", columns=COLUMNS, rows=samples)
     for first in samples[:1]:
         for column, text in zip(COLUMNS, first, strict=True):
             line = f"{column:<11} {text}"

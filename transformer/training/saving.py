@@ -58,7 +58,7 @@ def save(run: Run, monitor: Monitor) -> None:
             source_vocab_size=own_source_size(run.tokenizers.vocab_sizes),
             training=run.state.to_record(
                 window,
-                dev_digest=run.dev.digest,
+                dev_digest=run.dev_digest,
                 plan_version=plan_version(run.job, run.batching.mixture),
             ),
         )

@@ -33,9 +33,10 @@ from transformer.data.tokenizer import Tokenizers
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.score import check_scores
+from transformer.evaluation.sets import digest_sets
 from transformer.machine import busy
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
-from transformer.run_dir import RunDir, list_steps, lock_run
+from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.run_names import located
 from transformer.tracking import log_to
 from transformer.training.cuda_graphs import GraphedComputation
@@ -75,7 +76,7 @@ class Run:
     tokenizers: Tokenizers
     stores: EpochStores
     batching: Batching
-    dev: DevSet
+    dev: Mapping[str, DevSet]  # by their keys below `data`: one, `dev`, or several
     test: Mapping[str, Sequence[Pair]]  # of rank 0; the others have none
     data_digest: str
     state: TrainState
@@ -86,6 +87,16 @@ class Run:
     def progress(self) -> Progress:
         """How far training has come."""
         return self.state.progress
+
+    @property
+    def dev_texts(self) -> dict[str, list[Pair]]:
+        """The text of the development sets."""
+        return {name: dev.pairs for name, dev in self.dev.items()}
+
+    @property
+    def dev_digest(self) -> str:
+        """The digest of that text."""
+        return digest_sets(self.dev_texts)
 
 
 @contextmanager
@@ -298,10 +309,14 @@ def build_run(
     if device.type == "cuda":
         log.info("cuDNN attention is off: it would plan anew for every batch shape")
 
-    # The dev set, which may change between two starts: validation only measures.
-    dev = DevSet.of(prepared.dev, prepared.tokenizers, max_pieces=job.model.max_positions - 1)
-    if built.record is not None and built.record.dev_digest != dev.digest:
-        log.warning("the text of data.dev has changed: its scores cannot be compared with the earlier ones")
+    # The dev sets, which may change between two starts: validation only measures.
+    most = job.model.max_positions - 1
+    dev = {
+        name: DevSet.of(pairs, prepared.tokenizers, name=name, max_pieces=most) for name, pairs in prepared.dev.items()
+    }
+    if built.record is not None and built.record.dev_digest != digest_sets(prepared.dev):
+        key = "data.dev" if DEV in dev else "data.devs"
+        log.warning("the text of %s has changed: its scores cannot be compared with the earlier ones", key)
 
     return Run(
         job=job,

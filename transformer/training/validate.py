@@ -23,8 +23,7 @@ from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.ranks import deal
 from transformer.distributed import World
 from transformer.evaluation.score import measure_bleu, measure_chrf
-from transformer.evaluation.sets import digest_sets
-from transformer.records import Validation
+from transformer.records import DevScores
 from transformer.run_dir import DEV
 from transformer.training.guard import Interrupted
 from transformer.training.step import Objective
@@ -39,10 +38,9 @@ class DevSet:
     store: Store  # ids, as many of a sentence as the model has positions for
     sources: list[str]
     references: list[str]
-    digest: str  # of the texts
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], tokenizers: Tokenizers, *, max_pieces: int) -> "DevSet":
+    def of(cls, pairs: Sequence[Pair], tokenizers: Tokenizers, *, name: str = DEV, max_pieces: int) -> "DevSet":
         """The dev set of these sentence pairs; the model sees the first `max_pieces` pieces of a side."""
         sources = [source for source, _ in pairs]
         references = [reference for _, reference in pairs]
@@ -52,12 +50,12 @@ class DevSet:
         for line, (source, target) in enumerate(zip(source_pieces, target_pieces, strict=True), 1):
             longest = max(len(source), len(target))
             if longest > max_pieces:
-                log.warning("dev line %d: %d pieces; the model sees the first %d", line, longest, max_pieces)
+                log.warning("%s line %d: %d pieces; the model sees the first %d", name, line, longest, max_pieces)
 
         truncated_sources = [ids[:max_pieces] for ids in source_pieces]
         truncated_targets = [ids[:max_pieces] for ids in target_pieces]
         store = Store.from_pieces(truncated_sources, truncated_targets)
-        return cls(store, sources, references, digest=digest_sets({DEV: pairs}))
+        return cls(store, sources, references)
 
     def source_ids(self, n: int) -> list[int]:
         """The pieces of source `n`."""
@@ -76,13 +74,12 @@ def validate(
     world: World,
     *,
     tokenizer: Tokenizer,
-    step: int,
     max_tokens: int,
     tgt_lang: str,
     tokenize: BleuTokenizer | None,
     check: Callable[[], None],
-) -> tuple[Validation, list[str]]:
-    """The validation of `step`, and the translations; each rank does its share, and all get the same.
+) -> tuple[DevScores, list[str]]:
+    """The scores on a dev set, and the translations; each rank does its share, and all get the same.
 
     Raises Interrupted on every rank if `check`, called before each batch, raised it on one.
     """
@@ -97,7 +94,7 @@ def validate(
     )
     hypotheses = translate_dev(decoder, dev, world, tokenizer=tokenizer, check=check)
     bleu = measure_bleu(hypotheses, dev.references, tgt_lang=tgt_lang, tokenize=tokenize)
-    return Validation(step, loss, nll, bleu.score, measure_chrf(hypotheses, dev.references)), hypotheses
+    return DevScores(loss, nll, bleu.score, measure_chrf(hypotheses, dev.references)), hypotheses
 
 
 def translate_dev(

@@ -16,7 +16,8 @@ from transformer.cost import peak_flops
 from transformer.data.loader import Step
 from transformer.distributed import World
 from transformer.loss import perplexity
-from transformer.records import Progress, Validation, WindowTotals
+from transformer.records import DevScores, Progress, Validation, WindowTotals
+from transformer.run_dir import DEV
 from transformer.tracking import HIDDEN_BY_BAR, Tracker
 from transformer.training.step import StepResult
 
@@ -183,17 +184,21 @@ def _clock_time(seconds: float) -> str:
 
 
 def validation_scalars(validation: Validation) -> dict[str, float]:
-    """A validation as TensorBoard and metrics.jsonl hold it."""
-    return {
-        "dev/loss": validation.loss,
-        "dev/perplexity": perplexity(validation.nll),
-        "dev/smoothed_perplexity": perplexity(validation.loss),
-        "dev/bleu": validation.bleu,
-        "dev/chrf": validation.chrf,
-    }
+    """A validation as TensorBoard and metrics.jsonl hold it; by several dev sets, those of each behind their mean."""
+    scalars = {}
+    of_sets: dict[str, Validation | DevScores] = {DEV: validation, **validation.sets}
+    for name, scores in of_sets.items():
+        scalars |= {
+            f"{name}/loss": scores.loss,
+            f"{name}/perplexity": perplexity(scores.nll),
+            f"{name}/smoothed_perplexity": perplexity(scores.loss),
+            f"{name}/bleu": scores.bleu,
+            f"{name}/chrf": scores.chrf,
+        }
+    return scalars
 
 
-def describe(validation: Validation) -> str:
-    """A validation as the log shows it."""
-    losses = f"loss {validation.loss:.3f}, perplexity {perplexity(validation.nll):.2f}"
-    return f"{losses}, greedy BLEU {validation.bleu:.2f}, chrF {validation.chrf:.2f}"
+def describe(scores: Validation | DevScores) -> str:
+    """A validation, or what a dev set came to in one, as the log shows it."""
+    losses = f"loss {scores.loss:.3f}, perplexity {perplexity(scores.nll):.2f}"
+    return f"{losses}, greedy BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}"

@@ -28,7 +28,7 @@ from transformer.evaluation.metrics import METRICS, named
 from transformer.evaluation.sets import write_sets
 from transformer.machine import most_threads
 from transformer.numerics import relative
-from transformer.records import Mark, Results, RunRecord, Start, Validation
+from transformer.records import DevScores, Mark, Results, RunRecord, Start, Validation
 from transformer.run_dir import DEV, EMA, MODEL, RunDir, list_steps
 from transformer.tools.metrics import read_curves
 from transformer.tools.verify.job import ALL, VerifyJob
@@ -120,7 +120,7 @@ def verify(job: VerifyJob) -> Verification:
         with open_run(again, world, like=directory) as run:
             _train(run, goal, is_whole=results is not None)
             if results is not None:
-                world.from_rank0(lambda: write_sets(run.directory, {DEV: run.dev.pairs, **run.test}))
+                world.from_rank0(lambda: write_sets(run.directory, {**run.dev_texts, **run.test}))
             now = None if results is None else finish(run)
 
             def compare() -> Verification:
@@ -412,9 +412,8 @@ def _compare_results(found: _Findings, before: Results, now: Results) -> None:
         else:
             found.left.append(f"the validation of step {then.step}: by train.validate_every there is none now")
 
-    tested = {**before.test_sets, **({} if before.dev is None else {DEV: before.dev})}
-    again = {**now.test_sets, **({} if now.dev is None else {DEV: now.dev})}
-    for name, scores in tested.items():
+    again = now.scores
+    for name, scores in before.scores.items():
         if name not in again or before.test_digest != now.test_digest:
             found.same(f"the text of data.test.{name}", "what was scored", "changed")
             continue
@@ -426,11 +425,18 @@ def _compare_results(found: _Findings, before: Results, now: Results) -> None:
 
 
 def _compare_validations(found: _Findings, before: Validation, now: Validation) -> None:
+    """The scores on the dev set; on several, those on each and their mean."""
     step = now.step
-    found.number(f"the dev loss of step {step}", before.loss, now.loss, bounds=LOSS_BOUNDS, step=step)
-    found.number(f"the dev nll of step {step}", before.nll, now.nll, bounds=LOSS_BOUNDS, step=step)
-    found.score(f"the dev BLEU of step {step}", before.bleu, now.bleu, bound=SCORE_BOUND)
-    found.score(f"the dev chrF of step {step}", before.chrf, now.chrf, bound=SCORE_BOUND)
+    again: dict[str, Validation | DevScores] = {DEV: now, **now.sets}
+    for name, then in {DEV: before, **before.sets}.items():
+        if name not in again:
+            found.left.append(f"the validation of step {step} on {name}: there is none now")
+            continue
+        scores = again[name]
+        found.number(f"the {name} loss of step {step}", then.loss, scores.loss, bounds=LOSS_BOUNDS, step=step)
+        found.number(f"the {name} nll of step {step}", then.nll, scores.nll, bounds=LOSS_BOUNDS, step=step)
+        found.score(f"the {name} BLEU of step {step}", then.bleu, scores.bleu, bound=SCORE_BOUND)
+        found.score(f"the {name} chrF of step {step}", then.chrf, scores.chrf, bound=SCORE_BOUND)
 
 
 def _score_bound(field: str, value: float) -> float:
