@@ -174,9 +174,13 @@ class RunDir:
         return self.hypotheses / f"{name}.{kind}"
 
     def set_names(self) -> list[str]:
-        """The names of the sets whose text is kept here, the development set among them."""
+        """The names of the sets whose text is kept here, those of the development sets among them."""
         suffix = f".{SOURCE}"
         return [name.removesuffix(suffix) for name in list_names(self.hypotheses) if name.endswith(suffix)]
+
+    def dev_names(self) -> list[str]:
+        """The names of the development sets that are kept here; where none is, that of the one that is missed."""
+        return [name for name in self.set_names() if is_dev(name)] or [DEV]
 
     @property
     def judges(self) -> Path:

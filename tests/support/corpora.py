@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from transformer.cli import commands, main
 from transformer.config.jobs import Job, TrainJob
 from transformer.config.settings import (
     DataConfig,
+    ExtraConfig,
     FilterConfig,
     ModelConfig,
     PairConfig,
@@ -80,6 +81,26 @@ def write_corpus(folder: Path, seed: int = 0) -> DataConfig:
         test={"test": sets["test"], "other": sets["other"]},
         filter=FilterConfig(max_length=40),
         store_dir=str(folder / "store"),
+    )
+
+
+def write_directions(folder: Path) -> DataConfig:
+    """English to German and back, each told by a tag: training, development and test sets of both, the same text."""
+    forth = write_corpus(folder)
+    names = {"en_de": "<2de>", "de_en": "<2en>"}
+
+    def both(pair: PairConfig) -> dict[str, PairConfig]:
+        back = replace(pair, src=pair.tgt, tgt=pair.src, src_lang="de", tgt_lang="en")
+        return {name: replace(one, tag=names[name]) for name, one in (("en_de", pair), ("de_en", back))}
+
+    train = both(forth.train)
+    return replace(
+        forth,
+        train=train["en_de"],
+        extra={"de_en": ExtraConfig(**vars(train["de_en"]))},
+        dev=PairConfig(),
+        devs=both(forth.dev),
+        test=both(forth.test["test"]),
     )
 
 

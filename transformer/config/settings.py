@@ -554,6 +554,10 @@ class DataConfig:
         of_sets = {f"{name}.tgt_lang": pair.tgt_lang for name, pair in self.sets().items()}
         return {"tgt_lang": self.tgt_lang, **{key: language for key, language in of_sets.items() if language}}
 
+    def directions(self) -> list[tuple[str, str]]:
+        """Source and target language of the training sets, each pair once."""
+        return list(dict.fromkeys(map(self.languages_of, ("train", *(f"extra.{name}" for name in self.extra)))))
+
     def languages_of(self, name: str) -> tuple[str, str]:
         """Source and target language of a set, by its key below `data`."""
         pair = self.sets().get(name, PairConfig())

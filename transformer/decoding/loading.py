@@ -22,6 +22,7 @@ from transformer.compute import (
 )
 from transformer.config.jobs import ScoreJob, TranslateJob
 from transformer.config.settings import (
+    TAG,
     TORCH,
     DataConfig,
     Device,
@@ -31,7 +32,8 @@ from transformer.config.settings import (
     SearchConfig,
     SearchOverride,
 )
-from transformer.data.tokenizer import Tokenizers, read_models
+from transformer.data.listed import SPACE
+from transformer.data.tokenizer import Tokenizer, Tokenizers, read_models
 from transformer.decoding.arguments import search_override
 from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.proof import sound_on_gpu
@@ -169,7 +171,7 @@ def load_translator(
 
 
 def load_for(job: TranslateJob | ScoreJob) -> Translator:
-    """The translator of a job's settings; a tag that it does not know is logged. Raises what `load_translator` does."""
+    """The translator of a job's settings. Raises what `load_translator` does, and InputError for an unknown tag."""
     is_searched = isinstance(job, TranslateJob)
     translator = load_translator(
         Path(job.run_dir),
@@ -179,8 +181,7 @@ def load_for(job: TranslateJob | ScoreJob) -> Translator:
         precision=job.precision,
         ensemble=[Path(other) for other in job.ensemble],
     )
-    if job.tag is not None and not translator.tokenizers.source.has_word(job.tag):
-        log.warning("tag=%s is not a piece of the run's tokenizer: check how the run's own tags are written", job.tag)
+    translator.check_tag(job.tag, key="tag")
     return translator
 
 
@@ -209,8 +210,13 @@ def build_translator(
         model = model.to(torch_device, dtype_of(precision)).eval()
         decoder = sound_on_gpu(BatchedDecoder.of(model, settings, device=torch_device, precision=precision), run)
         weights = checkpoint.manifest.files[tensor_file(checkpoint.weights_name)].sha256
-        tags = checkpoint.settings("data", DataConfig).required_tags()
-        translator = Translator(tokenizers, decoder, tags=tags, weights=[weights])
+        translator = Translator(
+            tokenizers,
+            decoder,
+            tags=_learnt_tags(checkpoint, tokenizers.source),
+            is_tagged=bool(checkpoint.settings("data", DataConfig).required_tags()),
+            weights=[weights],
+        )
         return plugins.find("search", settings.engine).with_engine(translator, run, checkpoint)
 
 
@@ -231,6 +237,17 @@ def _read_model(checkpoint: Checkpoint, run: RunDir, tokenizers: Tokenizers) -> 
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: does not fit: {error}") from error
     return model
+
+
+def _learnt_tags(checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[str]:
+    """The tags of the training sets; where the weights began elsewhere, what looks like a tag of the tokenizer, too."""
+    data = checkpoint.settings("data", DataConfig)
+    tags = data.learnt_tags()
+    is_from_elsewhere = checkpoint.config.get("init_from") is not None or not data.train.title  # or a published model
+    if is_from_elsewhere:
+        words = (piece.removeprefix(SPACE) for piece in tokenizer.pieces())
+        tags += [word for word in words if TAG.fullmatch(word) and tokenizer.has_word(word)]
+    return list(dict.fromkeys(tags))
 
 
 def _settings(checkpoint: Checkpoint, search: SearchOverride) -> SearchConfig:

@@ -19,7 +19,7 @@ from transformer.data.corpus import LONGEST_LINE, Pair, read_pairs, with_tag
 from transformer.decoding.bulk import choose_device, from_files
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import format_log_probs
-from transformer.decoding.stream import Output, Tally, read_blocks, stream, warn_of_missing_tag
+from transformer.decoding.stream import Output, Tally, read_blocks, stream
 from transformer.errors import InputError
 from transformer.loss import perplexity
 from transformer.machine import resolve_threads
@@ -70,16 +70,12 @@ class _Work:
     def __init__(self, job: ScoreJob) -> None:
         self._job = job
         self._origins = (str(job.src or STDIN), str(job.tgt or STDIN))
-        self._is_warned = job.tag is not None
         self.translator = load_for(job)
 
     def __call__(self, pairs: list[Pair], line: int) -> Output:
         """The lines of output for some pairs, the first of which is that of `line`."""
         job = self._job
         sources = [with_tag(source, job.tag) for source, _ in pairs]
-        self._is_warned = self._is_warned or warn_of_missing_tag(
-            sources, self.translator.tags, first_line=line, key="tag"
-        )
         targets = [target for _, target in pairs]
         results = self.translator.score(sources, targets, first_line=line, origins=self._origins)
         tally = {

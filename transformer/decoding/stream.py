@@ -6,15 +6,14 @@ on the length of the input. `stream` writes blocks as they come; `bulk` keeps ea
 """
 
 import logging
-import shlex
 import time
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, TypeVar
 
-from transformer.data.corpus import LONGEST_LINE, is_blank
+from transformer.data.corpus import LONGEST_LINE
 from transformer.machine import HeapTrimmer
 from transformer.tracking import progress_bar, rate_and_rest
 
@@ -89,19 +88,6 @@ def read_blocks(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
 
     if unfinished:
         yield [bytes(unfinished)]
-
-
-def warn_of_missing_tag(sources: Sequence[str], tags: Sequence[str], *, first_line: int, key: str) -> bool:
-    """Log the first source that begins with none of these tags, with the values of `key` to choose from.
-
-    Returns whether there was one. Without tags there is nothing to miss.
-    """
-    for line, source in enumerate(sources, first_line):
-        if tags and not is_blank(source) and not source.lstrip().startswith(tuple(tags)):
-            choices = " or ".join(shlex.quote(f"{key}={tag}") for tag in tags)
-            log.warning("line %d has no tag, but the run was trained on tagged text alone: choose %s", line, choices)
-            return True
-    return False
 
 
 @contextmanager

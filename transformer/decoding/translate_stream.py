@@ -20,7 +20,7 @@ from transformer.decoding.bulk import choose_device, from_files
 from transformer.decoding.input_file import read_file
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
-from transformer.decoding.stream import Output, Tally, read_blocks, stream, warn_of_missing_tag
+from transformer.decoding.stream import Output, Tally, read_blocks, stream
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.machine import resolve_threads
@@ -84,7 +84,6 @@ class _Work:
     def __init__(self, job: TranslateJob, choose: Choose | None) -> None:
         self._job = job
         self._choose = choose
-        self._is_warned = job.tag is not None
         self._sentences = plugins.find("lines", "split")(Path(job.run_dir)) if job.split else None
         self.pairs = plugins.find("lines", "keep")(job) if job.keep is not None else None
         self.translator = load_for(job)
@@ -99,9 +98,6 @@ class _Work:
         job = self._job
         lines = [_decode(text, line + n, strict=job.strict) for n, (text, _) in enumerate(block)]
         texts = [with_tag(text, job.tag) for text in lines]
-        self._is_warned = self._is_warned or warn_of_missing_tag(
-            texts, self.translator.tags, first_line=line, key="tag"
-        )
         if self._sentences is not None:
             joined = _translate_sentences(self.translator, job, lines, self._sentences, line=line)
             return Output("".join(f"{text}\n" for text in joined), _counted(lines, joined))

@@ -28,6 +28,8 @@ from transformer.vocabulary import EOS
 
 log = logging.getLogger(__name__)
 
+MOST_SHOWN = 20  # tags that an error lists
+
 
 @dataclass(frozen=True)
 class _Prefix:
@@ -47,7 +49,8 @@ class Translator:
 
     tokenizers: Tokenizers
     decoder: BatchedDecoder
-    tags: Sequence[str] = ()  # all text that the model was trained on began with one of these, if there are any
+    tags: Sequence[str] = ()  # that the model has learnt
+    is_tagged: bool = False  # whether all text that it was trained on began with one of them
     weights: Sequence[str] = ()  # the SHA-256 of the weights of each model, where they are those of a checkpoint
 
     @property
@@ -270,6 +273,29 @@ class Translator:
 
     # ---- what a user gave
 
+    def check_tag(self, tag: str | None, *, key: str) -> None:
+        """Raise InputError for a tag that the model has not learnt; `key` is what was set. None passes."""
+        if tag is not None and tag not in self.tags:
+            has_learnt = f"{self._learnt()}: choose among these" if self.tags else "no tag at all: leave it out"
+            raise InputError(f"{key}={tag} is no direction of this model, which has learnt {has_learnt}")
+
+    def check_direction(self, text: str, place: str) -> None:
+        """Raise InputError for a text without a tag that the model has learnt, where it needs one; a blank one passes.
+
+        `place` is what the error calls the text.
+        """
+        if self.is_tagged and not is_blank(text) and not text.lstrip().startswith(tuple(self.tags)):
+            raise InputError(
+                f"{place} begins with {shown(text.split()[0])}, which is no direction of this model: it has learnt "
+                f"{self._learnt()}: put one in front of each text (the commands do, with tag=...)"
+            )
+
+    def _learnt(self) -> str:
+        """The tags, in words; of a great many, the first."""
+        shown = ", ".join(self.tags[:MOST_SHOWN])
+        more = len(self.tags) - MOST_SHOWN
+        return shown if more <= 0 else f"{shown} and {more} more"
+
     def _checked(self, texts: Iterable[str], *, first_line: int, strict: bool) -> list[str]:
         """The texts as a list, once all that goes with them is checked. Raises InputError."""
         check_search(self.search)
@@ -363,6 +389,8 @@ class Translator:
 
     def _encode(self, texts: list[str], *, lines: Sequence[int], strict: bool) -> dict[int, list[int]]:
         """The ids of each text that is not blank, by its index among the texts; `lines` are what errors name."""
+        for text, line in zip(texts, lines, strict=True):
+            self.check_direction(text, f"line {line}")
         not_blank = [n for n, text in enumerate(texts) if not is_blank(text)]
         encoded = self.tokenizers.source.encode([texts[n] for n in not_blank])
 
@@ -378,6 +406,8 @@ class Translator:
         """The ids of each pair that has no blank side, by its index among the pairs."""
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources, but {len(targets)} targets: each target belongs to one source")
+        for line, text in enumerate(sources, first_line):
+            self.check_direction(text, f"{origins[0]}:{line}: the source")
 
         not_blank = [n for n in range(len(sources)) if not (is_blank(sources[n]) or is_blank(targets[n]))]
         source_ids = self.tokenizers.source.encode([sources[n] for n in not_blank])

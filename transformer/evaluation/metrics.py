@@ -10,7 +10,7 @@ two fields in `Scores`; one of another package comes by `plugins`, and is kept i
 
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -274,6 +274,12 @@ def mean_of(sets: Mapping[str, Scores], directions: Mapping[str, Hashable]) -> d
     first, *others = (named(scores) for scores in sets.values())
     shared = [field for field in first if all(field in other for other in others)]
     return {field: fmean(scores[field].value for scores in (first, *others)) for field in shared}
+
+
+def named_mean(mean: Mapping[str, float], sets: Mapping[str, Scores]) -> dict[str, NamedScore]:
+    """What `mean_of` has of these sets, as `named` has the scores of one: the signatures are those of some set."""
+    of_sets = {field: score for scores in sets.values() for field, score in named(scores).items()}
+    return {field: replace(of_sets[field], value=value) for field, value in mean.items() if field in of_sets}
 
 
 def name_score(metric: ScoreMetric, measured: Measured) -> NamedScore:

@@ -14,7 +14,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from transformer.config.settings import BleuTokenizer, DataConfig
 from transformer.errors import InputError
-from transformer.evaluation.metrics import ALWAYS, bleu_metric, check_metrics, choose, measure_all, named
+from transformer.evaluation.metrics import ALWAYS, bleu_metric, check_metrics, choose, measure_all, named, named_mean
 from transformer.plugins import ScoreMetric, ScoreSettings
 from transformer.records import Scores
 
@@ -127,9 +127,7 @@ def format_scores(scores: Scores) -> str:
 
 def format_mean(mean: Mapping[str, float], sets: Mapping[str, Scores]) -> str:
     """The mean of the scores of these sets as `format_scores` shows each of them."""
-    shown = {field: score for scores in sets.values() for field, score in named(scores).items()}
-    values = [(shown[field], value) for field, value in mean.items() if field in shown]
-    return ", ".join(f"{score.name} {value:.{score.digits}f}" for score, value in values)
+    return ", ".join(f"{one.name} {one.value:.{one.digits}f}" for one in named_mean(mean, sets).values())
 
 
 def format_signatures(scores: Scores) -> list[str]:

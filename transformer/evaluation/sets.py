@@ -39,7 +39,7 @@ from transformer.data.corpus import Pair
 from transformer.data.source import resolve_source, store_beside
 from transformer.decoding.loading import build_translator
 from transformer.decoding.ranks import build_by_turns, translate_sets
-from transformer.decoding.stream import summed, warn_of_missing_tag
+from transformer.decoding.stream import summed
 from transformer.decoding.translator import Translator
 from transformer.distributed import Wait, World, join_world
 from transformer.errors import CheckpointError, InputError, StorageError
@@ -224,8 +224,7 @@ def _translate(job: EvaluateJob, run: RunDir, checkpoint: Checkpoint, *, sets: S
         build_translator, run.path, checkpoint, search=job.search, device=job.device, precision=job.precision
     )
     translator = build_by_turns(build, world)
-    if world.is_rank0:
-        _warn_of_lines(job, run, translator, sets)
+    world.from_rank0(partial(_check_lines, job, run, translator, sets))
 
     hypotheses = translate_pairs(translator, sets, world)
     translated = _Translated(translator.search, translator.engine, hypotheses)
@@ -235,18 +234,20 @@ def _translate(job: EvaluateJob, run: RunDir, checkpoint: Checkpoint, *, sets: S
     return translated
 
 
-def _warn_of_lines(job: EvaluateJob, run: RunDir, translator: Translator, sets: Sets) -> None:
-    """Log how many lines have several sentences, and which lack a tag."""
+def _check_lines(job: EvaluateJob, run: RunDir, translator: Translator, sets: Sets) -> None:
+    """Log how many lines have several sentences. Raises InputError for a direction that the model has not learnt."""
+    for name, pair in job.test.items():
+        translator.check_tag(pair.tag, key=f"test.{name}.tag")
+    for name, pairs in sets.items():
+        for line, (source, _) in enumerate(pairs, 1):
+            translator.check_direction(source, f"{name}, line {line}")
+
     if plugins.has("lines", "check"):
         line_check = plugins.find("lines", "check")(run.path, translator.tokenizers.source)
         tally = summed(line_check.count([source for source, _ in pairs]) for pairs in sets.values())
         line_check.warn(
             tally, "such lines are scored as they come; sets of a sentence a line tell what the model can do"
         )
-
-    for name in job.test:
-        texts = [source for source, _ in sets[name]]
-        warn_of_missing_tag(texts, translator.tags, first_line=1, key=f"test.{name}.tag")
 
 
 def _direction(job: EvaluateJob, data: DataConfig, name: str) -> tuple[str, str, str | None]:

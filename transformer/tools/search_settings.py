@@ -8,11 +8,13 @@ Every beam size is tried with every length penalty (alpha), but decoded only onc
 import logging
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -28,14 +30,14 @@ from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.score import Bleu, measure_bleu
 from transformer.evaluation.sets import describe_origin, digest_sets, joined_to_evaluate, read_set, share_checkpoint
 from transformer.machine import resolve_threads
-from transformer.run_dir import DEV, SOURCE, RunDir
+from transformer.run_dir import SOURCE, RunDir
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one pair of search settings came to on the development set."""
+    """What one pair of search settings came to on the development set; on several, the means over them."""
 
     beam_size: int
     length_penalty: float
@@ -89,20 +91,24 @@ def _sweep(job: EvaluateJob, world: World) -> Sweep:
     # The trials, one beam size after the other.
     beam_sizes = sorted(set(job.sweep.beam_size or [translator.search.beam_size]))
     alphas = sorted(set(job.sweep.length_penalty or [translator.search.length_penalty]))
-    metric = partial(
-        measure_bleu,
-        tgt_lang=job.data.tgt_lang or data.tgt_lang_of(DEV),
-        tokenize=job.bleu_tokenize or data.bleu_tokenize,
-        lowercase=job.lowercase,
-    )
+    metrics = {
+        name: partial(
+            measure_bleu,
+            tgt_lang=job.data.tgt_lang or data.tgt_lang_of(name),
+            tokenize=job.bleu_tokenize or data.bleu_tokenize,
+            lowercase=job.lowercase,
+        )
+        for name in dev
+    }
+    n_sentences = sum(map(len, dev.values()))
     trials: list[Trial] = []
     signature = ""
     for beam_size in beam_sizes:
         started = time.perf_counter()
         of_beam = translator.with_search(replace(translator.search, beam_size=beam_size))
-        trials_of_beam, signature = _try_alphas(of_beam, dev, world, alphas=alphas, metric=metric)
+        trials_of_beam, signature = _try_alphas(of_beam, dev, world, alphas=alphas, metrics=metrics)
         trials += trials_of_beam
-        log.info("beam %d: %d dev sentences in %.1f s", beam_size, len(dev), time.perf_counter() - started)
+        log.info("beam %d: %d dev sentences in %.1f s", beam_size, n_sentences, time.perf_counter() - started)
 
     # The choice, with all that it depends on.
     best = choose(trials)
@@ -111,7 +117,7 @@ def _sweep(job: EvaluateJob, world: World) -> Sweep:
         trials=trials,
         best=best,
         command=_command(job, best),
-        sentences=len(dev),
+        sentences=n_sentences,
         bleu_signature=signature,
         checkpoint=checkpoint.path.name,
         averaged=state.averaged,
@@ -122,19 +128,20 @@ def _sweep(job: EvaluateJob, world: World) -> Sweep:
     )
 
 
-def _read_dev(run: RunDir) -> list[Pair]:
-    """The development set that the run keeps.
+def _read_dev(run: RunDir) -> dict[str, list[Pair]]:
+    """The development sets that the run keeps.
 
-    Raises InputError where there is none; CheckpointError where it is not the one that run.json names, if that is
+    Raises InputError where there is none; CheckpointError where they are not those that run.json names, if that is
     there.
     """
-    source = run.text(DEV, SOURCE)
+    names = run.dev_names()
+    source = run.text(names[0], SOURCE)
     if not source.exists():
         raise InputError(f"{source}: the run keeps no development set to compare settings on")
-    dev = read_set(run, DEV)
+    dev = {name: read_set(run, name) for name in names}
 
     digest = run.read_record().dev_digest if run.record.exists() else None
-    if digest not in (None, digest_sets({DEV: dev})):
+    if digest not in (None, digest_sets(dev)):
         raise CheckpointError(
             f"{source}: this is not the text that the run was validated on (its sha256 differs): copy it again from "
             "where the run came from"
@@ -143,23 +150,35 @@ def _read_dev(run: RunDir) -> list[Pair]:
 
 
 def _try_alphas(
-    translator: Translator, dev: Sequence[Pair], world: World, *, alphas: Sequence[float], metric: Callable[..., Bleu]
+    translator: Translator,
+    dev: Mapping[str, Sequence[Pair]],
+    world: World,
+    *,
+    alphas: Sequence[float],
+    metrics: Mapping[str, Callable[..., Bleu]],
 ) -> tuple[list[Trial], str]:
-    """A trial for each alpha, and the signature of their BLEU."""
-    sources = [source for source, _ in dev]
-    references = [reference for _, reference in dev]
+    """A trial for each alpha, and the signature of their BLEU: of the first set, where these differ."""
 
     def by_text(texts: list[str], _: list[int]) -> list[list[str]]:
         return [list(of_text) for of_text in zip(*translator.translate_sweep(texts, alphas).values(), strict=True)]
 
-    by_alpha = map(list, zip(*in_shares(translator, {DEV: sources}, world, by_text)[DEV], strict=True))
-    scored = world.from_rank0(lambda: [astuple(metric(hypotheses, references)) for hypotheses in by_alpha])
-    found = [Bleu(*values) for values in scored]
-    trials = [
-        Trial(translator.search.beam_size, alpha, bleu=bleu.score, length_ratio=bleu.length_ratio)
-        for alpha, bleu in zip(alphas, found, strict=True)
-    ]
-    return trials, found[0].signature  # the same for all
+    sources = {name: [source for source, _ in pairs] for name, pairs in dev.items()}
+    found = in_shares(translator, sources, world, by_text)
+
+    def score(name: str) -> list[list[Any]]:
+        """BLEU of a set by each alpha."""
+        references = [reference for _, reference in dev[name]]
+        by_alpha = map(list, zip(*found[name], strict=True))
+        return [list(astuple(metrics[name](hypotheses, references))) for hypotheses in by_alpha]
+
+    scored = world.from_rank0(lambda: [score(name) for name in dev])
+    trials = []
+    for n, alpha in enumerate(alphas):
+        of_sets = [Bleu(*by_alpha[n]) for by_alpha in scored]
+        bleu = fmean(one.score for one in of_sets)
+        ratio = fmean(one.length_ratio for one in of_sets)
+        trials.append(Trial(translator.search.beam_size, alpha, bleu=bleu, length_ratio=ratio))
+    return trials, Bleu(*scored[0][0]).signature
 
 
 def choose(trials: Sequence[Trial]) -> Trial:

@@ -5,6 +5,7 @@ Rank 0 averages, scores and writes; all ranks translate.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -91,7 +92,8 @@ def _evaluate(run: Run) -> None:
         device=run.resolved.device,
         precision=run.resolved.precision,
     )
-    translator = build_by_turns(build, world)
+    # A set of a direction that was not learnt costs a run no results: `prepare` has warned of it.
+    translator = replace(build_by_turns(build, world), is_tagged=False)
 
     world.from_rank0(run.directory.check_folders)  # before any time is spent
     sets = share_sets(lambda: run.test or run.dev_texts, world)

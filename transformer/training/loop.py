@@ -24,7 +24,7 @@ from transformer.errors import InputError, NumericalError, Stopped
 from transformer.evaluation.sets import write_sets
 from transformer.machine import HeapTrimmer
 from transformer.plugins import Sink
-from transformer.records import DevScores, Progress, Results, Validation
+from transformer.records import Progress, Results
 from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, stopped
 from transformer.training.history import MARKED
@@ -246,27 +246,24 @@ def _validate(run: Run, monitor: Monitor, signals: Signals) -> bool:
     run.computation.make_room()
     greedy = replace(job.search, beam_size=1)  # a fraction of the beam's time, and it ranks checkpoints much alike
     decoder = BatchedDecoder.of(model, greedy, device=run.device, precision=run.resolved.precision)
-    scores: dict[str, DevScores] = {}
-    hypotheses: dict[str, list[str]] = {}
     try:
         with memory_errors_named("measuring the dev loss", remedy=_smaller_batches(run)):
             decoder = run.prover.prove_search(decoder)
-            for name, dev in run.dev.items():
-                scores[name], hypotheses[name] = validate(
-                    Objective(model, job.train.label_smoothing),
-                    decoder,
-                    dev,
-                    run.world,
-                    tokenizer=run.tokenizers.target,
-                    max_tokens=run.resolved.max_tokens,
-                    tgt_lang=job.data.tgt_lang_of(name),
-                    tokenize=job.data.bleu_tokenize,
-                    check=signals.check,
-                )
+            validation, hypotheses = validate(
+                Objective(model, job.train.label_smoothing),
+                decoder,
+                run.dev,
+                run.world,
+                tokenizer=run.tokenizers.target,
+                step=run.progress.step,
+                max_tokens=run.resolved.max_tokens,
+                tgt_langs={name: job.data.tgt_lang_of(name) for name in run.dev},
+                tokenize=job.data.bleu_tokenize,
+                check=signals.check,
+            )
     except Interrupted:
         return False
 
-    validation = Validation.of(run.progress.step, scores)
     is_best = run.progress.record(validation, job.train.metric)
     monitor.validated(validation, hypotheses, is_best=is_best)
     return validation.step in run.progress.best_steps(job.train.metric)[: job.train.keep_best]

@@ -1,11 +1,11 @@
-"""Validation: the loss on the dev set, and sacreBLEU of its translations.
+"""Validation: the loss on each dev set, and sacreBLEU of its translations.
 
-The dev set is divided among the ranks, for the loss by batches, for the translations by sentences, so that each has as
+A dev set is divided among the ranks, for the loss by batches, for the translations by sentences, so that each has as
 much to do. All ranks get the same validation.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -23,7 +23,7 @@ from transformer.decoding.batched import BatchedDecoder
 from transformer.decoding.ranks import deal
 from transformer.distributed import World
 from transformer.evaluation.score import measure_bleu, measure_chrf
-from transformer.records import DevScores
+from transformer.records import DevScores, Validation
 from transformer.run_dir import DEV
 from transformer.training.guard import Interrupted
 from transformer.training.step import Objective
@@ -70,31 +70,37 @@ class DevSet:
 def validate(
     objective: Objective,
     decoder: BatchedDecoder,
-    dev: DevSet,
+    dev_sets: Mapping[str, DevSet],
     world: World,
     *,
     tokenizer: Tokenizer,
+    step: int,
     max_tokens: int,
-    tgt_lang: str,
+    tgt_langs: Mapping[str, str],
     tokenize: BleuTokenizer | None,
     check: Callable[[], None],
-) -> tuple[DevScores, list[str]]:
-    """The scores on a dev set, and the translations; each rank does its share, and all get the same.
+) -> tuple[Validation, dict[str, list[str]]]:
+    """The validation of `step`, and the translations of each set; each rank does its share, and all get the same.
 
     Raises Interrupted on every rank if `check`, called before each batch, raised it on one.
     """
-    loss, nll = dev_loss(
-        objective,
-        dev.store,
-        world,
-        max_tokens=max_tokens,
-        device=decoder.device,
-        precision=decoder.precision,
-        check=check,
-    )
-    hypotheses = translate_dev(decoder, dev, world, tokenizer=tokenizer, check=check)
-    bleu = measure_bleu(hypotheses, dev.references, tgt_lang=tgt_lang, tokenize=tokenize)
-    return DevScores(loss, nll, bleu.score, measure_chrf(hypotheses, dev.references)), hypotheses
+    scores: dict[str, DevScores] = {}
+    hypotheses: dict[str, list[str]] = {}
+    for name, dev in dev_sets.items():
+        loss, nll = dev_loss(
+            objective,
+            dev.store,
+            world,
+            max_tokens=max_tokens,
+            device=decoder.device,
+            precision=decoder.precision,
+            check=check,
+        )
+        found = translate_dev(decoder, dev, world, tokenizer=tokenizer, check=check)
+        bleu = measure_bleu(found, dev.references, tgt_lang=tgt_langs[name], tokenize=tokenize)
+        scores[name] = DevScores(loss, nll, bleu.score, measure_chrf(found, dev.references))
+        hypotheses[name] = found
+    return Validation.of(step, scores), hypotheses
 
 
 def translate_dev(

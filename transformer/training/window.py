@@ -185,7 +185,7 @@ def _clock_time(seconds: float) -> str:
 
 def validation_scalars(validation: Validation) -> dict[str, float]:
     """A validation as TensorBoard and metrics.jsonl hold it; by several dev sets, those of each behind their mean."""
-    scalars = {}
+    scalars: dict[str, float] = {}
     of_sets: dict[str, Validation | DevScores] = {DEV: validation, **validation.sets}
     for name, scores in of_sets.items():
         scalars |= {

@@ -200,7 +200,7 @@ def test_experiments_of_wmt_put_each_split_where_it_belongs(
         for split, numbers in NUMBERS.items()
     }
     assert texts(prepared) == expected["train"]
-    assert prepared.dev == expected["validation"]
+    assert prepared.dev == {"dev": expected["validation"]}
     assert prepared.test == {"newstest2014": expected["test"]}
 
 

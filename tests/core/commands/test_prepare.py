@@ -95,7 +95,7 @@ def store_of(job: TrainJob) -> Path:
 def test_prepare_gives_back_the_pairs_of_the_text(job: TrainJob) -> None:
     prepared = prepare(job)
     assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
-    assert prepared.dev == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500, 520)]
+    assert prepared.dev == {"dev": [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500, 520)]}
     assert [len(prepared.test[name]) for name in ("first", "second")] == [10, 3]
     assert not Path(job.run_dir).exists()  # only the store was written
     assert [path.name for path in Path(job.run_dir).parent.iterdir()] == [".store"]
@@ -220,7 +220,7 @@ def test_prepare_drops_whole_training_pairs_and_counts_them(job: TrainJob, caplo
     assert prepared.report.dropped == {reason: len(pairs) for reason, pairs in extra.items()}
     assert (prepared.report.pairs_read, prepared.report.pairs_kept) == (507, 500)
     assert texts(prepared) == [(spell(n, WORDS), spell(n, ZAHLEN)) for n in range(500)]
-    assert prepared.dev == [("", ""), ("one", "one"), ("\u200b", "\u200b")]  # never filtered
+    assert prepared.dev == {"dev": [("", ""), ("one", "one"), ("\u200b", "\u200b")]}  # never filtered
     assert (
         "500 of 507 pairs (1.38% dropped: empty 2, identical 1, duplicate 1, no_pieces 1, too_long 1, ratio 1)"
         in caplog.text
@@ -992,4 +992,4 @@ def test_prepare_reads_the_whole_of_kftt(tmp_path: Path) -> None:
     prepared = prepare(job)
     assert prepared.report.pairs_read == 440_286
     assert 435_000 < len(prepared.store) < 440_286
-    assert (len(prepared.dev), len(prepared.test["tune"])) == (1_166, 1_235)
+    assert (len(prepared.dev["dev"]), len(prepared.test["tune"])) == (1_166, 1_235)

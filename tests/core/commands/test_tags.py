@@ -7,8 +7,9 @@ import io
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from transformer.config.settings import (
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.source import Source
 from transformer.decoding import score_stream, translate_stream
-from transformer.errors import CheckpointError
+from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
 
 FRENCH = ("zéro", "un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf")
@@ -154,7 +155,7 @@ def test_prepare_puts_one_piece_in_front_of_each_source(languages: DataConfig, t
     plain = tokenizer.encode([spelt(three, ENGLISH) for three in digits])
     assert [ids[1:] for ids in sources_of(prepared)] == plain + plain
 
-    assert prepared.dev[0] == (f"<2de> {spelt(draw(1)['dev'][0], ENGLISH)}", spelt(draw(1)["dev"][0], GERMAN))
+    assert prepared.dev["dev"][0] == (f"<2de> {spelt(draw(1)['dev'][0], ENGLISH)}", spelt(draw(1)["dev"][0], GERMAN))
     assert prepared.test["french"][0][0] == f"<2fr> {spelt(draw(1)['test'][0], ENGLISH)}"
 
 
@@ -189,7 +190,7 @@ def test_prepare_leaves_blank_sources_of_evaluation_sets_blank(tmp_path: Path) -
     job.data.dev = write(tmp_path, "blank", blank, "<bt>")
     job.data.test["x"] = job.data.dev
     prepared = prepare(job)
-    assert prepared.dev == prepared.test["x"] == [("", "null"), (" ", "null"), ("<bt> one", "eins")]
+    assert prepared.dev["dev"] == prepared.test["x"] == [("", "null"), (" ", "null"), ("<bt> one", "eins")]
 
 
 def test_prepare_names_a_corpus_by_its_tags(tmp_path: Path) -> None:
@@ -350,40 +351,81 @@ def test_score_puts_a_tag_in_front_of_each_source(finished: TrainJob) -> None:
     assert tagged.endswith("\n\n")  # a blank source has no number
 
 
-def test_translate_warns_of_a_tag_that_the_run_does_not_know(
-    finished: TrainJob, caplog: pytest.LogCaptureFixture
-) -> None:
-    translated(TranslateJob(run_dir=finished.run_dir, tag="<2de>"), "one\n")
-    assert "tag=" not in caplog.text
-    translated(TranslateJob(run_dir=finished.run_dir, tag="<2it>"), "one\n")
-    assert caplog.messages.count(
-        "tag=<2it> is not a piece of the run's tokenizer: check how the run's own tags are written"
-    )
+LEARNT = "of this model, which has learnt <2de>, <2fr>: choose among these"
+NO_DIRECTION = (
+    "begins with {}, which is no direction of this model: it has learnt <2de>, <2fr>: put one in front of each text "
+    "(the commands do, with tag=...)"
+)
 
 
-NO_TAG = "line {} has no tag, but the run was trained on tagged text alone: choose 'tag=<2de>' or 'tag=<2fr>'"
+def test_a_tag_that_was_not_learnt_is_refused(finished: TrainJob) -> None:
+    """By each command that takes one, before anything is translated, in a line that names those that were learnt."""
+    run_dir = finished.run_dir
+    commands: list[tuple[str, Callable[[], object]]] = [
+        ("tag", lambda: translated(TranslateJob(run_dir=run_dir, tag="<2it>"), "")),
+        ("tag", lambda: score_stream.run(ScoreJob(run_dir=run_dir, tag="<2it>"), io.BytesIO(), io.BytesIO())),
+        (
+            "test.mine.tag",
+            lambda: evaluate(
+                EvaluateJob(run_dir=run_dir, test={"mine": replace(finished.data.test["german"], tag="<2it>")})
+            ),
+        ),
+    ]
+    for key, command in commands:
+        with pytest.raises(InputError) as refused:
+            command()
+        assert str(refused.value) == f"{key}=<2it> is no direction {LEARNT}"
 
 
-def test_translate_and_score_warn_once_of_text_without_a_tag(
-    finished: TrainJob, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Unless the lines have tags of their own."""
-    translated(TranslateJob(run_dir=finished.run_dir), "<2fr> one\n\n <2de> two\n")
-    translated(TranslateJob(run_dir=finished.run_dir, tag="<2de>"), "one\n")
-    assert caplog.messages == []
-    translated(TranslateJob(run_dir=finished.run_dir), "<2fr> one\n\ntwo\nthree\n")
-    assert caplog.messages == [NO_TAG.format(3)]
-    caplog.clear()
-    score_stream.run(ScoreJob(run_dir=finished.run_dir), io.BytesIO(b"one\tun\ntwo\tdeux\n"), io.BytesIO())
-    assert caplog.messages == [NO_TAG.format(1)]
+def test_text_without_a_tag_that_was_learnt_is_refused(finished: TrainJob) -> None:
+    """From Python, too; a blank text needs none, and the lines before the first such line are translated."""
+    translator = transformer.load(finished.run_dir)
+    assert len(translator.translate(["<2fr> one", "", " \u200b", " <2de> two"])) == 4
+    for text, first in (("<2it> one", "'<2it>'"), ("one <2de>", "'one'")):
+        two = ["<2de> one", text]
+        asked: list[Callable[[], object]] = [
+            partial(translator.translate, two),
+            partial(translator.translate_n_best, two, 1),
+            partial(translator.sample, two, 1),
+            partial(translator.translate_sweep, two, [0.6]),
+            partial(translated, TranslateJob(run_dir=finished.run_dir), "\n".join(two)),
+        ]
+        for ask in asked:
+            with pytest.raises(InputError) as refused:
+                ask()
+            assert str(refused.value) == f"line 2 {NO_DIRECTION.format(first)}"
 
-
-def test_evaluate_warns_of_a_set_without_a_tag(finished: TrainJob, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(InputError) as refused:
+        score_stream.run(ScoreJob(run_dir=finished.run_dir), io.BytesIO(b"one\tun\n"), io.BytesIO())
+    assert str(refused.value) == f"standard input:1: the source {NO_DIRECTION.format(repr('one'))}"
     untagged = replace(finished.data.test["german"], tag=None)
-    tests = {"mine": untagged, "tagged": finished.data.test["german"]}
-    evaluate(EvaluateJob(run_dir=finished.run_dir, threads=1, test=tests))
-    [warning] = [message for message in caplog.messages if "has no tag" in message]
-    assert warning.endswith("choose 'test.mine.tag=<2de>' or 'test.mine.tag=<2fr>'")
+    with pytest.raises(InputError) as refused:
+        evaluate(EvaluateJob(run_dir=finished.run_dir, threads=1, test={"mine": untagged}))
+    assert str(refused.value).startswith("mine, line 1 begins with ")
+
+
+def test_translate_refuses_a_tag_where_the_run_has_learnt_none(languages: DataConfig, tmp_path: Path) -> None:
+    data = replace(without_tags(languages), extra={})
+    run(tiny_job(tmp_path / "plain", data, max_steps=2))
+    with pytest.raises(InputError, match=r"^tag=<2de> is no direction of this model, .* no tag at all: leave it out$"):
+        translated(TranslateJob(run_dir=str(tmp_path / "plain"), tag="<2de>"), "one\n")
+    assert translated(TranslateJob(run_dir=str(tmp_path / "plain")), "<2de> one\n").count("\n") == 1  # it is a word
+
+
+def test_a_run_knows_the_tags_of_the_run_that_it_began_from(finished: TrainJob, tmp_path: Path) -> None:
+    """It is trained on one of them, and had learnt the other one before."""
+    data = replace(finished.data, extra={}, test={})
+    job = replace(tiny_job(tmp_path / "more", data, max_steps=2), init_from=finished.run_dir)
+    run(job)
+    translator = transformer.load(job.run_dir)
+    assert list(translator.tags) == ["<2de>", "<2fr>"]
+    assert len(translator.translate(["<2fr> one", "<2de> one"])) == 2
+
+
+def test_a_test_set_of_no_direction_costs_a_run_no_results(languages: DataConfig, tmp_path: Path) -> None:
+    test = {"german": replace(languages.test["german"], tag=None)}
+    job = tiny_job(tmp_path / "a", replace(languages, test=test), max_steps=2)
+    assert results_of(run(job))["test_sets"].keys() == {"german"}
 
 
 def test_train_says_what_next_with_a_tag_where_the_run_needs_one(

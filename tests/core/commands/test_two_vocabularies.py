@@ -215,7 +215,7 @@ def test_epoch_stores_sample_each_side_with_its_own_tokenizer(corpus: DataConfig
 
 def test_dev_set_is_in_the_pieces_of_each_side(corpus: DataConfig, tmp_path: Path) -> None:
     prepared = prepare(two(tiny_job(tmp_path / "a", corpus)))
-    dev = DevSet.of(prepared.dev, prepared.tokenizers, max_pieces=100)
+    dev = DevSet.of(prepared.dev["dev"], prepared.tokenizers, max_pieces=100)
     for side, path in enumerate((corpus.dev.src, corpus.dev.tgt)):
         assert ids_of(dev.store, side) == processors(prepared.path)[side].encode(lines_of(path))
 
@@ -435,7 +435,7 @@ def test_init_from_refuses_a_vocabulary_that_its_run_has_not(
 
 def test_prepared_corpus_is_opened_by_other_processes(corpus: DataConfig, tmp_path: Path) -> None:
     prepared = prepare(two(tiny_job(tmp_path / "a", corpus)))
-    prepared.dev[0] = ("a\0b\u2028", "ü\x85\ud7ff")  # whatever a line of a file may hold
+    prepared.dev["dev"][0] = ("a\0b\u2028", "ü\x85\ud7ff")  # whatever a line of a file may hold
     opened: Prepared = from_json(SharedPrepared, to_json(prepared.to_share())).open()
     assert opened.dev == prepared.dev
     assert opened.tokenizers.models == prepared.tokenizers.models

@@ -74,17 +74,17 @@ def test_validate_scores_cased_text(answers: list[str], bleu: float) -> None:
     validation, hypotheses = validate(
         Objective(model, 0.1),
         answering,
-        dev,
+        {"dev": dev},
         World(0, 1, {}),
         tokenizer=answering,
         step=7,
         max_tokens=100,
-        tgt_lang="de",
+        tgt_langs={"dev": "de"},
         tokenize=None,
         check=lambda: None,
     )
-    assert hypotheses == answers
-    assert validation.step == 7
+    assert hypotheses == {"dev": answers}
+    assert (validation.step, validation.sets) == (7, {})
     assert validation.bleu == pytest.approx(bleu, abs=1e-4)
 
 
@@ -105,31 +105,37 @@ def test_validate_on_three_ranks_is_that_of_one(tmp_path: Path) -> None:
     dev = DevSet.of([(source, source.upper()) for source in sources], BOTH, max_pieces=100)
     upper: Any = Answers({source: source.upper() for source in sources})
 
-    def validate_on(world: World) -> tuple[Validation, list[str]]:
+    few = DevSet.of([(source, source.upper()) for source in sources[:2]], BOTH, max_pieces=100)
+
+    def validate_on(world: World) -> tuple[Validation, dict[str, list[str]]]:
         return validate(
             objective,
             upper,
-            dev,
+            {"devs.all": dev, "devs.few": few},
             world,
             tokenizer=upper,
             step=7,
             max_tokens=60,
-            tgt_lang="de",
+            tgt_langs={"devs.all": "de", "devs.few": "de"},
             tokenize=None,
             check=lambda: None,
         )
 
+    references = {"devs.all": dev.references, "devs.few": few.references}
     alone, hypotheses = validate_on(World(0, 1, {}))
-    assert hypotheses == dev.references
+    assert hypotheses == references
     assert alone.bleu == pytest.approx(100.0)
 
     def assert_same() -> None:
         with join_world(torch.device("cpu")) as world:
             assert world.size == 3
             shared, translations = validate_on(world)
-            assert translations == dev.references
+            assert translations == references
             assert shared.bleu == pytest.approx(100.0)
             assert (shared.loss, shared.nll) == pytest.approx((alone.loss, alone.nll), rel=1e-12)
+            for name, scores in alone.sets.items():
+                found = shared.sets[name]
+                assert (found.loss, found.nll) == pytest.approx((scores.loss, scores.nll), rel=1e-12)
 
     assert ranks(3, assert_same, tmp_path) == [0] * 3
 

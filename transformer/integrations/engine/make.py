@@ -37,7 +37,7 @@ from transformer.integrations.engine.parity import choose_sentences, compare
 from transformer.integrations.engine.searcher import EngineDecoder, Searcher, temporary_folder
 from transformer.numerics import FLOAT32_BOUND, excess, tolerance_of
 from transformer.plugins import install_command
-from transformer.run_dir import DEV, SOURCE, RunDir, tensor_file, tokenizer_digests
+from transformer.run_dir import SOURCE, RunDir, tensor_file, tokenizer_digests
 from transformer.vocabulary import UNK
 
 FORMAT = 1  # of what is written: a change makes every engine anew
@@ -172,9 +172,10 @@ def _check(translator: Translator, run: RunDir, folder: Path, quantization: Quan
 
 
 def _texts(run: RunDir, translator: Translator) -> Iterator[str]:
-    """The first lines of the dev set, then made-up ones."""
-    with suppress(OSError), open_regular(run.text(DEV, SOURCE)) as file:
-        yield from file.read(_FIRST_LINES).decode(errors="replace").split("\n")[:-1]
+    """The first lines of the dev sets, then made-up ones."""
+    for name in run.dev_names():
+        with suppress(OSError), open_regular(run.text(name, SOURCE)) as file:
+            yield from file.read(_FIRST_LINES).decode(errors="replace").split("\n")[:-1]
     draw = np.random.default_rng(0)
     longest = max(1, min(LONGEST, translator.decoder.max_positions // 2))
     while True:

@@ -47,7 +47,7 @@ from transformer.integrations.export.formats import Original
 from transformer.integrations.export.job import ExportJob, Target
 from transformer.machine import resolve_threads
 from transformer.plugins import install_command
-from transformer.run_dir import DEV, RunDir
+from transformer.run_dir import RunDir, is_dev
 from transformer.tools.markdown import plain
 
 PARITY = "parity.json"
@@ -196,7 +196,7 @@ def _read_sentences(job: ExportJob, run: RunDir) -> tuple[Iterable[tuple[str, st
         return ((line, None) for line in read_lines(Path(job.src))), job.src
 
     # From a set that the run keeps.
-    names = sorted(run.set_names(), key=lambda name: name != DEV)  # the development set first
+    names = sorted(run.set_names(), key=lambda name: not is_dev(name))  # the development sets first
     if not names:
         raise InputError(f"{run.hypotheses}: no sentence to check the export with: name a file with src=FILE")
     return read_set(run, names[0]), names[0]

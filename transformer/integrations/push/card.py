@@ -18,12 +18,12 @@ from transformer.config.languages import language_of
 from transformer.cost import count_parameters, step_flops
 from transformer.data.report import DataReport, SetReport
 from transformer.data.training_text import is_training_set
-from transformer.evaluation.metrics import ALWAYS, named
+from transformer.evaluation.metrics import ALWAYS, named, named_mean
 from transformer.evaluation.sets import Sets, describe_origin
 from transformer.integrations.hub import CardScore, CardSet, card_head, name_on_hub
 from transformer.integrations.push.job import PushJob
-from transformer.records import Imported, Results, RunRecord, Scores
-from transformer.run_dir import DEV, RunDir, tensor_file
+from transformer.records import Imported, NamedScore, Results, RunRecord, Scores
+from transformer.run_dir import RunDir, is_dev, tensor_file
 from transformer.tools.markdown import code, fenced, markdown_table, plain
 from transformer.tools.report.overview import format_duration
 from transformer.tools.report.provenance import train_overrides
@@ -51,10 +51,10 @@ class Subject:
     scores: Mapping[str, Scores]  # of the results, with what judges have said
 
     @property
-    def languages(self) -> tuple[str, str]:
-        """Those of source and target, as the settings have them."""
-        data = self.record.config.data
-        return data.src_lang, data.tgt_lang
+    def directions(self) -> str:
+        """What it translates from and to, as the settings have it."""
+        directions = self.record.config.data.directions()
+        return ", ".join(f"from {code(source)} to {code(target)}" for source, target in directions)
 
     @property
     def origin(self) -> Imported | None:
@@ -83,7 +83,7 @@ def format_card(subject: Subject, job: PushJob) -> str:
 def _head(subject: Subject, job: PushJob) -> str:
     origin = subject.origin
     data = subject.record.config.data
-    codes = {"src_lang": data.src_lang, **data.tgt_langs()}
+    codes = {**data.src_langs(), **data.tgt_langs()}
     languages = [language_of(code, f"data.{key}") for key, code in codes.items()]
     of_hub = [
         of_set.origin.dataset
@@ -101,7 +101,7 @@ def _head(subject: Subject, job: PushJob) -> str:
 
 
 def _card_set(subject: Subject, name: str, scores: Scores) -> CardSet:
-    of_set = _sets(subject).get(name if name == DEV else f"test.{name}")
+    of_set = _sets(subject).get(name if is_dev(name) else f"test.{name}")
     origin = None if of_set is None else of_set.origin
     is_of_hub = origin is not None and origin.revision is not None
     found = [
@@ -126,12 +126,11 @@ def _card_set(subject: Subject, name: str, scores: Scores) -> CardSet:
 
 
 def _introduction(subject: Subject, job: PushJob) -> list[str]:
-    source, target = subject.languages
     made = "A published model" if subject.record.imported is not None else "A model"
     lines = [
         f"# {job.repo.rpartition('/')[2]}",
         "",
-        f"{made} that translates from {code(source)} to {code(target)}: a Transformer with encoder and decoder",
+        f"{made} that translates {subject.directions}: a Transformer with encoder and decoder",
         "(Vaswani et al., 2017, [Attention Is All You Need](https://arxiv.org/abs/1706.03762)), in the format of "
         f"transformer-mt {plain(subject.record.versions.get('transformer-mt', ''))}.",
     ]
@@ -186,6 +185,9 @@ def _scores(subject: Subject) -> list[str]:
     for name, cells in shown.items():
         count = f"{len(subject.sets[name]):,}" if name in subject.sets else ""
         rows.append([plain(name), count, *(cells.get(column, "") for column in columns)])
+    if results.mean:
+        cells = _shown(named_mean(results.mean, subject.scores))
+        rows.append(["mean", "", *(cells.get(column, "") for column in columns)])
     lines += markdown_table(["test set", "sentences", *map(plain, columns)], rows, left={0})
 
     # What they depend on.
@@ -202,15 +204,22 @@ def _scores(subject: Subject) -> list[str]:
         "",
         *(f"- {line}" for line in _signatures(subject.scores)),
     ]
-    if set(subject.scores) == {DEV}:
-        lines += ["", "`dev` is the development set, by which the training was watched; there was no test set."]
+    if all(map(is_dev, subject.scores)):
+        lines += [
+            "",
+            f"{_listed(list(subject.scores))}: what the training was watched by, its development text; there was no "
+            "test set.",
+        ]
     return [*lines, "", "One training, with one seed: what other seeds would differ by is not measured."]
 
 
 def _cells(scores: Scores) -> dict[str, str]:
     """The scores of a set and of judges, by what their column is called."""
-    cells = {score.name: f"{score.value:.{score.digits}f}" for score in named(scores).values()}
-    return cells | {judge: f"{judgement.system:.4f}" for judge, judgement in scores.judges.items()}
+    return _shown(named(scores)) | {judge: f"{judgement.system:.4f}" for judge, judgement in scores.judges.items()}
+
+
+def _shown(scores: Mapping[str, NamedScore]) -> dict[str, str]:
+    return {score.name: f"{score.value:.{score.digits}f}" for score in scores.values()}
 
 
 def _signatures(scores: Mapping[str, Scores]) -> list[str]:
@@ -336,14 +345,13 @@ def _flops(subject: Subject) -> str:
 
 
 def _limits(subject: Subject) -> list[str]:
-    source, target = subject.languages
     record = subject.record
     longest = record.config.model.max_positions - 1
     lines = ["## Limits", ""]
     report = subject.report
     if report is not None:
         lines.append(
-            f"- It has learned from {report.pairs_kept:,} pairs of {code(source)} and {code(target)}, and nothing "
+            f"- It has learned from {report.pairs_kept:,} pairs {subject.directions}, and nothing "
             "else. How it translates text of another kind than that of the table above was not measured."
         )
         if report.lines is not None:

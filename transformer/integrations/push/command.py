@@ -41,7 +41,7 @@ from transformer.integrations.push.job import LICENCES, PushJob
 from transformer.integrations.push.portable import portable_job, portable_record, portable_report
 from transformer.integrations.push.tokenizer_file import without_origin
 from transformer.records import Results, Scores
-from transformer.run_dir import DEV, HYPOTHESIS, MODEL, SOURCE, RunDir
+from transformer.run_dir import HYPOTHESIS, MODEL, SOURCE, RunDir, is_dev
 from transformer.tools.metrics import only_numbers
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def _read(job: PushJob) -> Subject:
 
     sets = _read_sets(run)
     if results is not None:
-        check_kept(run, {name: pairs for name, pairs in sets.items() if name != DEV})
+        check_kept(run, {name: pairs for name, pairs in sets.items() if not is_dev(name)})
     return Subject(
         run=run,
         record=portable_record(record, models),

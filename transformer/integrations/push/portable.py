@@ -57,6 +57,7 @@ def portable_job(job: TrainJob) -> TrainJob:
             store_dir=None,
             train=_portable_pair(data.train),
             dev=_portable_pair(data.dev),
+            devs={name: _portable_pair(pair) for name, pair in data.devs.items()},
             test={name: _portable_pair(pair) for name, pair in data.test.items()},
             extra={name: replace(pair, **_places(pair)) for name, pair in data.extra.items()},
         ),

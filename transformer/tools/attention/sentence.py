@@ -16,7 +16,7 @@ from transformer.data.corpus import is_blank, read_lines, read_pairs
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.evaluation.sets import read_set
-from transformer.run_dir import DEV, RunDir
+from transformer.run_dir import RunDir
 from transformer.tools.attention.figures import Words
 from transformer.tools.attention.job import AttentionJob
 from transformer.tools.inspection import AttentionMaps, Role, attention_maps
@@ -83,7 +83,7 @@ def sentences_of(job: AttentionJob, run: RunDir, *, first: int, count: int) -> l
             return list(islice(read_pairs(Path(job.file), Path(job.references)), first, stop))
         return [(line, None) for line in islice(read_lines(Path(job.file)), first, stop)]
 
-    name = _set_name(job)
+    name = _set_name(job, run)
     names = run.set_names()
     if name not in names:
         kept = ", ".join(names) or "none"
@@ -97,11 +97,11 @@ def sentences_of(job: AttentionJob, run: RunDir, *, first: int, count: int) -> l
 
 def origin_of(job: AttentionJob, run: RunDir) -> str:
     """Where the job's sentences come from, for an error message."""
-    return job.file if job.file is not None else f"set {_set_name(job)} of {run.path}"
+    return job.file if job.file is not None else f"set {_set_name(job, run)} of {run.path}"
 
 
-def _set_name(job: AttentionJob) -> str:
-    return job.set or DEV
+def _set_name(job: AttentionJob, run: RunDir) -> str:
+    return job.set or run.dev_names()[0]
 
 
 # ---- pieces and weights ---------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from transformer.data.prepare import prepare
 from transformer.data.source import resolve_source
 from transformer.data.training_text import configured_sets, is_training_set, store_dir_of
 from transformer.errors import CheckpointError, FindingsError, InputError
+from transformer.run_dir import is_dev
 from transformer.run_names import located
 from transformer.tools.doctor.alignment import check_alignment
 from transformer.tools.doctor.findings import Check, Level, failed, passed
@@ -109,7 +110,7 @@ def _read_sets(job: TrainJob) -> list[Survey]:
     training = [name for name in sources if is_training_set(name)]
     training.sort(key=lambda name: name != "train")
     evaluation = [name for name in sources if not is_training_set(name)]
-    evaluation.sort(key=lambda name: name != "dev")
+    evaluation.sort(key=lambda name: not is_dev(name))
 
     # The evaluation sets are read first, because their sentences are looked for in the training sets.
     log.info("reading %s", ", ".join([*training, *evaluation]))

@@ -18,6 +18,7 @@ import numpy as np
 
 from transformer.config.languages import language_of
 from transformer.config.settings import DataConfig
+from transformer.run_dir import is_dev
 from transformer.tools.detectors.languages import (
     EVIDENCE,
     FUNCTION_WORDS,
@@ -75,7 +76,7 @@ class Languages:
 
 
 def check_languages(surveys: Sequence[Survey], data: DataConfig) -> Languages:
-    """Check every set; `dev` is one of them. Sets that look to be in other languages are compared among themselves.
+    """Check every set; a dev set is one of them. Sets that look to be in other languages are compared among themselves.
 
     Raises InputError for what is not the code of a language.
     """
@@ -124,14 +125,18 @@ def check_languages(surveys: Sequence[Survey], data: DataConfig) -> Languages:
 
 def _settings(surveys: Sequence[Survey], data: DataConfig) -> dict[str, tuple[_Setting, _Setting]]:
     """The language of each side of each set. Raises InputError for what is not the code of one."""
-    targets = data.tgt_langs()
-    source = _Setting.of(data.src_lang, "data.src_lang")
-    settings = {}
-    for survey in surveys:
-        own = f"{survey.name}.tgt_lang"
-        key = own if own in targets else "tgt_lang"
-        settings[survey.name] = (source, _Setting.of(targets[key], f"data.{key}"))
-    return settings
+    sources, targets = data.src_langs(), data.tgt_langs()
+    return {
+        survey.name: (_setting(survey.name, "src_lang", sources), _setting(survey.name, "tgt_lang", targets))
+        for survey in surveys
+    }
+
+
+def _setting(name: str, key: str, languages: Mapping[str, str]) -> _Setting:
+    """The language of a side of a set: its own, else that of the run."""
+    own = f"{name}.{key}"
+    found = own if own in languages else key
+    return _Setting.of(languages[found], f"data.{found}")
 
 
 def _codes(settings: tuple[_Setting, _Setting]) -> tuple[str, str]:
@@ -302,7 +307,7 @@ def _check_profiles(surveys: Sequence[Survey]) -> list[Check]:
     the further. So the distance between the halves of dev is subtracted.
     """
     large = [survey for survey in surveys if len(survey.lines) >= FEWEST_LINES]
-    dev = next((survey for survey in large if survey.name == "dev"), None)
+    dev = next((survey for survey in large if is_dev(survey.name)), None)
     if dev is None:
         return []
     profiles = [_profile(dev.side(side)) for side in (0, 1)]
@@ -331,12 +336,12 @@ def _check_distance(survey: Survey, dev: Survey, side: int, share: float) -> Che
     return measured(
         "language",
         f"{survey.name} {SIDES[side]}",
-        found=f"its trigrams are {share:.2f} of the way from dev's {SIDES[side]} to dev's {SIDES[1 - side]}",
+        found=f"its trigrams are {share:.2f} of the way from {dev.name}'s {SIDES[side]} to its {SIDES[1 - side]}",
         value=share,
         limit=MOST_DISTANCE,
         level=Level.error,
-        remedy=f"data.{survey.name} and data.dev differ in language on the {SIDES[side]} side, or in encoding: look at "
-        "both files",
+        remedy=f"data.{survey.name} and data.{dev.name} differ in language on the {SIDES[side]} side, or in encoding: "
+        "look at both files",
         places=[*survey.places(survey.lines, side), *dev.places(dev.lines, side)],
     )
 
@@ -346,13 +351,13 @@ def _from_all(far: Sequence[Check], dev: Survey, side: int) -> Check:
     shares = [check.value or 0.0 for check in far]
     return measured(
         "language",
-        f"dev {SIDES[side]}",
+        f"{dev.name} {SIDES[side]}",
         found=f"the trigrams of every other set are {min(shares):.2f} of the way or more from its {SIDES[side]} to its "
         f"{SIDES[1 - side]}",
         value=min(shares),
         limit=MOST_DISTANCE,
         level=Level.error,
-        remedy=f"data.dev differs in language on the {SIDES[side]} side, or in encoding: look at its file",
+        remedy=f"data.{dev.name} differs in language on the {SIDES[side]} side, or in encoding: look at its file",
         places=dev.places(dev.lines, side),
     )
 

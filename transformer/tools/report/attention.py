@@ -12,7 +12,6 @@ from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
 from transformer.errors import TransformerError
 from transformer.evaluation.sets import read_set
-from transformer.run_dir import DEV
 from transformer.tools.attention.explorer import explorer
 from transformer.tools.attention.sentence import inspect
 from transformer.tools.page import Component
@@ -52,7 +51,7 @@ def _explorers(run: RunReading, job: ReportJob, *, is_alone: bool) -> list[dict[
             device=job.device,
             precision=Precision.auto,
         )
-        dev = read_set(run.directory, DEV)
+        dev = read_set(run.directory, run.directory.dev_names()[0])
         explorers = []
         for line in _readable(translator, dev)[: job.attention]:
             label = f"line {line}" if is_alone else f"{shorten(run.name)}, line {line}"

@@ -38,6 +38,9 @@ def overview_section(runs: Sequence[RunReading], scored: Sequence[Scored]) -> Co
     test_sets = dict.fromkeys(test_set.name for group in scored for test_set in group.sets)
     for name in test_sets:
         rows.append([f"BLEU, {name}", *(_test_bleu(run, name, scored) for run in runs)])
+    means = [run.results.mean.get("bleu") if run.results is not None else None for run in runs]
+    if any(mean is not None for mean in means):
+        rows.append(["BLEU, mean of the sets", *("" if mean is None else f"{mean:.2f}" for mean in means)])
 
     head = ["", *(run.name for run in runs)]
     return section("At a glance", [Table("Runs", head, rows, is_numeric=False)])
@@ -61,7 +64,7 @@ def _model(record: RunRecord) -> str:
 
 
 def _languages(record: RunRecord) -> str:
-    return f"{record.config.data.src_lang} → {record.config.data.tgt_lang}"
+    return ", ".join(f"{source} → {target}" for source, target in record.config.data.directions())
 
 
 def _parameters(run: RunReading) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from transformer.loss import perplexity
-from transformer.records import Validation
+from transformer.records import DevScores, Validation
+from transformer.run_dir import DEV
 from transformer.tools import significance
 from transformer.tools.compare.format import format_range
 from transformer.tools.page import Component
@@ -106,9 +107,17 @@ def checkpoints_section(
     """The dev scores of each run by checkpoint: what validation measured, and intervals; None without any."""
     blocks: list[Block] = []
     for run in runs:
-        table = _checkpoint_table(run, scores_of_runs[run.name])
-        if table is not None:
-            blocks.append(table)
+        # The one dev set, or the mean of several; then each of them.
+        then: dict[str, dict[int, Validation | DevScores]] = {DEV: {}}
+        for validation in run.validations:
+            then[DEV][validation.step] = validation
+            for name, scores in validation.sets.items():
+                then.setdefault(name, {})[validation.step] = scores
+        for name in dict.fromkeys([*then, *(score.dev for score in scores_of_runs[run.name])]):
+            now = [score for score in scores_of_runs[run.name] if score.dev == name]
+            table = _checkpoint_table(run, name, then.get(name, {}), now)
+            if table is not None:
+                blocks.append(table)
     if not blocks:
         return None
 
@@ -123,10 +132,11 @@ def checkpoints_section(
     return section("Checkpoints", blocks)
 
 
-def _checkpoint_table(run: RunReading, scores_now: Sequence[CheckpointScore]) -> Table | None:
+def _checkpoint_table(
+    run: RunReading, dev: str, then: Mapping[int, Validation | DevScores], scores_now: Sequence[CheckpointScore]
+) -> Table | None:
     """A row for each step that was validated or scored, and for the average; None without any."""
     now = {score.step: score.bleu for score in scores_now}
-    then = {validation.step: validation for validation in run.validations}
 
     # Steps in their order, then the average, which has none.
     steps: list[int | None] = []
@@ -143,10 +153,10 @@ def _checkpoint_table(run: RunReading, scores_now: Sequence[CheckpointScore]) ->
         scale = Scale.of((bleu.bleu, bleu.half_width) for bleu in now.values())
         for step, row in zip(steps, rows, strict=True):
             row.append(Score(now[step].bleu, now[step].half_width, scale) if step in now else "")
-    return Table(f"{run.name}, dev set", head, rows, is_numeric=True)
+    return Table(f"{run.name}, {'dev set' if dev == DEV else dev}", head, rows, is_numeric=True)
 
 
-def _measured_then(step: int | None, validations: Mapping[int, Validation]) -> list[Cell]:
+def _measured_then(step: int | None, validations: Mapping[int, Validation | DevScores]) -> list[Cell]:
     """The name of a checkpoint, and what validation measured there, if it did."""
     if step is None:
         return [AVERAGED, "", "", "", ""]

@@ -17,7 +17,7 @@ from transformer.errors import InputError, TransformerError
 from transformer.evaluation.metrics import choose
 from transformer.evaluation.sets import read_set
 from transformer.plugins import ScoreMetric, ScoreSettings
-from transformer.run_dir import DEV, STEP_PREFIX, list_steps
+from transformer.run_dir import STEP_PREFIX, list_steps
 from transformer.tools.compare.command import compare_all
 from transformer.tools.compare.lengths import LengthRow, score_by_length
 from transformer.tools.compare.texts import Texts, read_runs
@@ -55,8 +55,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class CheckpointScore:
-    """A checkpoint, `step-800` or `averaged`, and its BLEU on the dev set under greedy search."""
+    """A checkpoint, `step-800` or `averaged`, and its BLEU on a dev set under greedy search."""
 
+    dev: str  # the name of the set
     checkpoint: str
     step: int | None  # None: averaged
     bleu: Interval
@@ -141,14 +142,14 @@ def _score_set(name: str, texts: Texts, metrics: Metrics, *, samples: int) -> Se
 
 
 def score_checkpoints(run: RunReading, job: ReportJob) -> list[CheckpointScore]:
-    """BLEU on the dev set of `job.checkpoints` kept checkpoints and of the average; what fails is noted in the run."""
+    """BLEU on the dev sets of `job.checkpoints` kept checkpoints and of the average; what fails is noted in the run."""
     if job.checkpoints == 0:
         return []
 
     # Which checkpoints, and on what.
     try:
         steps = spread(list_steps(run.directory.path), job.checkpoints)
-        dev = read_set(run.directory, DEV)
+        dev_sets = {name: read_set(run.directory, name) for name in run.directory.dev_names()}
     except TransformerError as error:
         run.missing.append(f"Intervals of checkpoints: {error}")
         return []
@@ -161,16 +162,18 @@ def score_checkpoints(run: RunReading, job: ReportJob) -> list[CheckpointScore]:
     for name, step in chosen:
         log.info("%s: translating the dev set with %s (checkpoints=0 leaves this out)", run.name, name)
         try:
-            bleu = _dev_bleu(run, job, checkpoint=name, dev=dev)
+            found = _dev_bleu(run, job, checkpoint=name, dev_sets=dev_sets)
         except TransformerError as error:
             run.missing.append(f"Interval of {name}: {error}")
         else:
-            scores.append(CheckpointScore(name, step, bleu))
+            scores += [CheckpointScore(dev, name, step, bleu) for dev, bleu in found.items()]
     return scores
 
 
-def _dev_bleu(run: RunReading, job: ReportJob, *, checkpoint: str, dev: Sequence[tuple[str, str]]) -> Interval:
-    """Translate the dev set with a checkpoint, greedily, and score that. Raises TransformerError."""
+def _dev_bleu(
+    run: RunReading, job: ReportJob, *, checkpoint: str, dev_sets: Mapping[str, Sequence[tuple[str, str]]]
+) -> dict[str, Interval]:
+    """Translate the dev sets with a checkpoint, greedily, and score that. Raises TransformerError."""
     translator = load_translator(
         run.directory.path,
         checkpoint=checkpoint,
@@ -181,8 +184,12 @@ def _dev_bleu(run: RunReading, job: ReportJob, *, checkpoint: str, dev: Sequence
     if run.record is None:
         raise InputError(f"{run.directory.record.name} does not tell the language")
 
-    sources = [source for source, _ in dev]
-    references = [reference for _, reference in dev]
-    translations = translator.translate(sources)
     data = run.record.config.data
-    return bootstrap_bleu(translations, references, tgt_lang=data.tgt_lang_of(DEV), tokenize=data.bleu_tokenize)
+    found = {}
+    for name, pairs in dev_sets.items():
+        translations = translator.translate([source for source, _ in pairs])
+        references = [reference for _, reference in pairs]
+        found[name] = bootstrap_bleu(
+            translations, references, tgt_lang=data.tgt_lang_of(name), tokenize=data.bleu_tokenize
+        )
+    return found

@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
-from transformer.run_dir import DEV
+from transformer.run_dir import is_dev
 from transformer.tools.markdown import code, markdown_table, plain
 from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import RESAMPLES, Interval
@@ -126,6 +126,7 @@ def _columns(table: Table) -> list[_Column]:
         _Column("PPL per word", lambda row: _mean_and_spread(row, lambda run: run.word_perplexity)),
         _published_column("BLEU", lambda paper: paper.bleu, ".1f"),
         *(_bleu_column(name) for name in _set_names(table)),
+        *([_mean_bleu_column()] if any(run.mean_bleu is not None for run in runs) else []),
         *(_judge_column(name) for name in dict.fromkeys(name for run in runs for name in run.judges)),
         _published_column("10^6 parameters", lambda paper: paper.millions, ".0f"),
         _Column("10^6 parameters", lambda row: _mean(row, lambda run: run.parameters / 1e6, ".2f")),
@@ -148,6 +149,16 @@ def _published_column(title: str, figure: Callable[[Published], float | None], f
 
 def _bleu_column(test_set: str) -> _Column:
     return _Column(f"BLEU, {test_set}", lambda row: _format_bleu(_scores_on(row, test_set)))
+
+
+def _mean_bleu_column() -> _Column:
+    """The mean over the test sets, of each row whose runs all have one."""
+
+    def cell(row: TableRow) -> str:
+        means = [run.mean_bleu for run in row.runs if run.mean_bleu is not None]
+        return f"{fmean(means):.2f}{_spread(means, '.2f')}" if means and len(means) == len(row.runs) else ""
+
+    return _Column("BLEU, mean of the sets", cell)
 
 
 def _judge_column(name: str) -> _Column:
@@ -219,7 +230,7 @@ def _about_spread(table: Table) -> list[str]:
     names = _set_names(table)
     has_seeds = any(len(row.runs) > 1 for row in table.rows)
     if names:
-        kind = "dev" if names == [DEV] else "test"
+        kind = "dev" if all(map(is_dev, names)) else "test"
         note = f"± is half of the 95 % bootstrap interval of BLEU, from {RESAMPLES:,} resamples of the {kind} sentences"
         one_seed = f": {kind} sampling only, for there is one seed, and another might differ by more."
         notes.append(f"{note}{'.' if has_seeds else one_seed}")

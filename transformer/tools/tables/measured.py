@@ -13,7 +13,7 @@ from transformer.evaluation.judgements import JudgedText, read_judgements
 from transformer.evaluation.sets import read_set, read_translations
 from transformer.loss import perplexity
 from transformer.records import Results
-from transformer.run_dir import DEV, RunDir
+from transformer.run_dir import RunDir
 from transformer.tools.significance import Interval, bootstrap_bleu
 
 
@@ -41,6 +41,7 @@ class Measured:
     flops: float  # of the training's matrix products
     seconds: float  # of training, without validation and the final scores
     judges: dict[str, float] = field(default_factory=dict)  # what external judges said, by judge and test set
+    mean_bleu: float | None = None  # over test sets of several directions
     best_dev: float = math.nan  # BLEU or loss of its best validation: by `train.metric`, or the table's `best_first`
 
 
@@ -75,7 +76,7 @@ def measure(job: TrainJob, results: Results) -> Measured:
     # BLEU of the sets that the averaged model was scored on, from the translations that the run keeps.
     scores = {}
     judges = {}
-    for name in results.test_sets or ([] if results.dev is None else [DEV]):
+    for name in results.scores:
         text = JudgedText.of(read_set(run, name), read_translations(run, name))
         scores[name] = bootstrap_bleu(
             text.hypotheses, text.references, tgt_lang=job.data.tgt_lang_of(name), tokenize=job.data.bleu_tokenize
@@ -85,11 +86,11 @@ def measure(job: TrainJob, results: Results) -> Measured:
             judges[f"{judge}, {name}"] = judgement.system
 
     # Perplexity per piece and per word: the same loss is spread over fewer words than pieces.
-    dev = [reference for _, reference in read_set(run, DEV)]
+    dev = [reference for name in run.dev_names() for _, reference in read_set(run, name)]
     tokenizers = Tokenizers.load(run.path)
     pieces = sum(len(ids) + 1 for ids in tokenizers.target.encode(dev))
     words = sum(len(text.split()) + 1 for text in dev)
-    nll = results.validations[-1].nll  # of the last step, which is always validated
+    nll = results.validations[-1].nll  # of the last step, which is always validated; of several dev sets, their mean
 
     # FLOPs: a run counts the target tokens that it has seen. Their source tokens follow from the corpus' ratio.
     report = read_report(run)
@@ -107,6 +108,7 @@ def measure(job: TrainJob, results: Results) -> Measured:
         word_perplexity=perplexity(nll * pieces / words),
         scores=scores,
         judges=judges,
+        mean_bleu=results.mean.get("bleu"),
         parameters=results.parameters,
         steps=results.steps,
         flops=flops,

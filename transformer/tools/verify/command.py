@@ -428,7 +428,8 @@ def _compare_validations(found: _Findings, before: Validation, now: Validation) 
     """The scores on the dev set; on several, those on each and their mean."""
     step = now.step
     again: dict[str, Validation | DevScores] = {DEV: now, **now.sets}
-    for name, then in {DEV: before, **before.sets}.items():
+    earlier: dict[str, Validation | DevScores] = {DEV: before, **before.sets}
+    for name, then in earlier.items():
         if name not in again:
             found.left.append(f"the validation of step {step} on {name}: there is none now")
             continue
