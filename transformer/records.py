@@ -234,6 +234,11 @@ class Validation:
         at_least(self, "validation.", 0, "step")
 
     @staticmethod
+    def upgrade(stored: dict[str, Any]) -> dict[str, Any]:
+        """What was written before there could be several dev sets: see `from_json`."""
+        return {"sets": {}, **stored}
+
+    @staticmethod
     def of(step: int, sets: dict[str, DevScores]) -> "Validation":
         """The validation by one dev set as it is, that by several by the mean of each number: all count alike."""
         first, *others = sets.values()

@@ -213,11 +213,12 @@ def test_experiments_of_wmt_without_a_twin_name_the_hubs_data_set(name: str) -> 
 
 # ---- corpora on this machine ----------------------------------------------------------------------------------------
 
-PAIRS = {  # of train, dev and the test sets
+PAIRS = {  # of the training sets, each dev set and the test sets
     "kftt_ja_en": (440_286, 1_166, {"tune": 1_235}),
     "kftt_ja_en_small": (440_286, 1_166, {"tune": 1_235}),
     "multi30k_en_de": (29_000, 1_014, {"test_2016_flickr": 1_000}),
     "multi30k_en_fr": (29_000, 1_014, {"test_2016_flickr": 1_000}),
+    "multi30k_six": (174_000, 1_014, dict.fromkeys(["en_de", "en_fr", "de_en", "de_fr", "fr_en", "fr_de"], 1_000)),
     "tatoeba_en_de": (159_233, 3_000, {}),
 }
 
@@ -226,12 +227,10 @@ PAIRS = {  # of train, dev and the test sets
 @pytest.mark.parametrize("name", PAIRS)
 def test_experiment_of_a_local_corpus_names_files_that_are_there(name: str) -> None:
     data = composed(name, f"data.root={CORPORA}").data
-    for pair in (data.train, data.dev, *data.test.values()):
-        source, target = Path(pair.src), Path(pair.tgt)
-        assert source.is_file()
-        assert target.is_file()
-        assert source.name.removesuffix(".gz").endswith(f".{data.src_lang}")
-        assert target.name.removesuffix(".gz").endswith(f".{data.tgt_lang}")
+    for key, pair in data.sets().items():
+        for path, language in zip((Path(pair.src), Path(pair.tgt)), data.languages_of(key), strict=True):
+            assert path.is_file()
+            assert path.name.removesuffix(".gz").endswith(f".{language}")
 
 
 @needs_corpora
@@ -241,8 +240,23 @@ def test_experiment_of_a_local_corpus_names_files_that_are_there(name: str) -> N
 def test_experiment_of_a_local_corpus_is_prepared(name: str, tmp_path: Path) -> None:
     prepared = prepare(composed(name, f"data.root={CORPORA}", f"run_dir={tmp_path}/runs/a"))
     tests = {name: len(pairs) for name, pairs in prepared.test.items()}
-    assert (prepared.report.pairs_read, len(prepared.dev), tests) == PAIRS[name]
+    [of_dev] = {len(pairs) for pairs in prepared.dev.values()}
+    assert (prepared.report.pairs_read, of_dev, tests) == PAIRS[name]
     assert len(prepared.store) > 0.99 * PAIRS[name][0]
+
+
+def test_six_directions_have_the_tag_of_their_target_each() -> None:
+    """In training, validation and tests alike, each under the name of its languages."""
+    data = composed("multi30k_six", "data.root=CORPORA").data
+    names = {"train": "en_de", **{key: key.rpartition(".")[2] for key in data.sets() if key != "train"}}
+    for key, pair in data.sets().items():
+        source, target = data.languages_of(key)
+        assert names[key] == f"{source}_{target}"
+        assert pair.tag == f"<2{target}>"
+        assert (Path(pair.src).suffix, Path(pair.tgt).suffix) == (f".{source}", f".{target}")
+    trained_on = {name for key, name in names.items() if key == "train" or key.startswith("extra.")}
+    assert len(trained_on) == 6
+    assert trained_on == set(data.devs) == set(data.test)
 
 
 # ---- every experiment -----------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def test_to_json_names_choices_and_keeps_nesting() -> None:
 
     data = to_json(SummaryJob(format=Format.json, model=ModelConfig(norm=Norm.pre)))
     assert (data["format"], data["model"]["norm"]) == ("json", "pre")
-    names = ("dataset", "subset", "split", "tag", "augment", "tgt_lang")
+    names = ("dataset", "subset", "split", "tag", "augment", "src_lang", "tgt_lang")
     nothing = {"src": "", "tgt": "", **dict.fromkeys(names)}
     assert (data["data"]["train"], data["data"]["test"]) == (nothing, {})
 
@@ -182,6 +182,8 @@ REFUSED: dict[str, tuple[str, object, list[str]]] = {
     "target in a test set": ("data.test", {"news": {"_target_": "os.system"}}, ["data.test.news", "_target_"]),
     "test set outside the run": ("data.test", {"../news": {}}, ["data.test", "../news"]),
     "test set without a name": ("data.test", {"": {}}, ["data.test"]),
+    "dev set called dev": ("data.devs", {"dev": {}}, ["data.devs.dev"]),
+    "bad tag of a dev set": ("data.devs", {"x": {"tag": "de"}}, ["data.devs.x.tag=de", "such as <bt>"]),
     "test set called dev": ("data.test", {"dev": {}}, ["data.test.dev"]),
     "text for int": ("train.seed", "1", ["train.seed", "'1'"]),
     "float for int": ("train.seed", 1.0, ["train.seed", "1.0"]),
@@ -335,6 +337,7 @@ ON_RESUME = {
     "data.train.dataset": "a",
     "data.train.subset": "a",
     "data.train.split": "a",
+    "data.train.src_lang": "a",
     "data.train.tgt_lang": "a",
     "data.train.augment": "a",
     "data.train.tag": "r",
@@ -343,14 +346,25 @@ ON_RESUME = {
     "data.dev.dataset": "a",
     "data.dev.subset": "a",
     "data.dev.split": "a",
+    "data.dev.src_lang": "a",
     "data.dev.tgt_lang": "a",
     "data.dev.augment": "a",
     "data.dev.tag": "r",  # but see test_tags
+    "data.devs.NAME.src": "a",
+    "data.devs.NAME.tgt": "a",
+    "data.devs.NAME.dataset": "a",
+    "data.devs.NAME.subset": "a",
+    "data.devs.NAME.split": "a",
+    "data.devs.NAME.src_lang": "a",
+    "data.devs.NAME.tgt_lang": "a",
+    "data.devs.NAME.augment": "a",
+    "data.devs.NAME.tag": "r",  # but see test_tags
     "data.test.NAME.src": "a",
     "data.test.NAME.tgt": "a",
     "data.test.NAME.dataset": "a",
     "data.test.NAME.subset": "a",
     "data.test.NAME.split": "a",
+    "data.test.NAME.src_lang": "a",
     "data.test.NAME.tgt_lang": "a",
     "data.test.NAME.augment": "a",
     "data.test.NAME.tag": "r",  # the same
@@ -359,6 +373,7 @@ ON_RESUME = {
     "data.extra.NAME.dataset": "a",
     "data.extra.NAME.subset": "a",
     "data.extra.NAME.split": "a",
+    "data.extra.NAME.src_lang": "a",
     "data.extra.NAME.tgt_lang": "a",
     "data.extra.NAME.augment": "a",
     "data.extra.NAME.tag": "r",
@@ -445,6 +460,7 @@ def test_train_job_has_these_keys_and_policies_on_resume() -> None:
     [
         ("data.test.news-2014_x.src", "data.test.NAME.src"),
         ("data.extra.test.weight", "data.extra.NAME.weight"),
+        ("data.devs.en_fr.src", "data.devs.NAME.src"),
         ("test.2014.tgt", "test.NAME.tgt"),
         ("data.train.src", "data.train.src"),
         ("train.test.x.src", "train.test.x.src"),

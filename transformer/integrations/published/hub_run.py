@@ -28,7 +28,7 @@ CARD = "README.md"
 # What a run on the hub has: what it translates with, is scored on and is described by. Its card may be edited there.
 RUN_FILE = re.compile(
     r"(run|data|results|MANIFEST)\.json|config\.yaml|metrics\.jsonl|README\.md|tokenizer(\.target)?\.model|"
-    r"hypotheses/[\w-]+\.(src|ref|hyp)|averaged/(model\.safetensors|(config|state|MANIFEST)\.json)"
+    r"hypotheses/(devs\.)?[\w-]+\.(src|ref|hyp)|averaged/(model\.safetensors|(config|state|MANIFEST)\.json)"
 )
 
 log = logging.getLogger(__name__)
