@@ -72,7 +72,10 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     "augment": {name: f"{_TOOLS}.augment:{name}" for name in ("unmarked", "typos", "title", "upper", "noise", "mixed")},
     "search": {"torch": "transformer.decoding.backend", "ctranslate2": f"{_INTEGRATIONS}.engine.make"},
-    "tracker": {name: f"{_INTEGRATIONS}.trackers.sink:open_{name}" for name in ("trackio", "wandb")},
+    "tracker": {
+        "bounds": f"{_TOOLS}.bounds:open_bounds",
+        **{name: f"{_INTEGRATIONS}.trackers.sink:open_{name}" for name in ("trackio", "wandb")},
+    },
     "models": {name: f"{_INTEGRATIONS}.published.run" for name in ("hf", "folder")},
     "judges": {"command": f"{_INTEGRATIONS}.judges"},
     "score": {"paper_bleu": f"{_TOOLS}.paper_bleu:PAPER_BLEU"},

@@ -789,7 +789,8 @@ class TrainConfig:
     )
     trackers: list[str] | None = option(
         None,
-        "show the training by these, too: [trackio], [wandb] or both; one that fails never ends or slows it",
+        "show the training by these, too: [trackio], [wandb] or both; one that fails never ends or slows it; "
+        "[bounds] says in the log where a curve is not as it should be, for experiments that have bounds",
         on_resume=OnResume.allow,
     )
 

@@ -38,6 +38,9 @@ def open_trackers(run: Run) -> Iterator[list[Sink]]:
     with ExitStack() as opened:
         sinks: list[Sink] = []
         for name in names:
+            if name in plugins.OWN["tracker"] and not plugins.has("tracker", name):
+                log.warning("train.trackers: %s is not part of this installation, and left out", name)
+                continue
             open_tracker = plugins.find("tracker", name)
             record = run.directory.read_record()
             try:

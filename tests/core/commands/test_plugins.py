@@ -276,7 +276,9 @@ def test_job_with_a_plugin_that_is_not_here_is_read_and_not_done(tmp_path: Path)
     stored = to_json(TrainJob(run_dir=str(tmp_path / "run"), train=TrainConfig(trackers=["theirs"])))
     job = from_json(TrainJob, stored)
     assert job.train.trackers == ["theirs"]
-    with pytest.raises(InputError, match=r"^train\.trackers=theirs is not one of trackio, wandb, nor of an installed"):
+    with pytest.raises(
+        InputError, match=r"^train\.trackers=theirs is not one of bounds, trackio, wandb, nor of an installed"
+    ):
         transformer.train(job)
     assert not (tmp_path / "run").exists()
     with pytest.raises(InputError, match=r"^search\.engine=theirs is not one of torch, ctranslate2, nor of"):

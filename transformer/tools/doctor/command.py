@@ -1,5 +1,6 @@
 """`transformer doctor`: examines corpus, tokenizer, model and machine before the hours of a training are spent.
 
+    a run that has begun -> curves
     files -> survey -> text, languages, alignment, pieces    checks of the text, as it is in its files
           -> prepare, as training does it -> pieces, vocabulary  checks of tokenizer and plan; training finds this done
           -> training                                        checks of the model, which learns a few pairs, and of costs
@@ -11,6 +12,7 @@ corpora.
 
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -23,6 +25,7 @@ from transformer.errors import CheckpointError, FindingsError, InputError
 from transformer.run_dir import is_dev
 from transformer.run_names import located
 from transformer.tools.doctor.alignment import check_alignment
+from transformer.tools.doctor.curves import check_curves
 from transformer.tools.doctor.findings import Check, Level, failed, passed
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.languages import check_languages
@@ -70,6 +73,7 @@ def doctor(job: DoctorJob) -> Diagnosis:
     languages = check_languages(_read_sets(job), job.data)
     surveys = languages.surveys
     checks = [
+        *check_curves(Path(job.run_dir)),
         *check_text(surveys, job.data, looks=languages.looks),
         *languages.checks,
         *check_alignment(surveys, looks=languages.looks),
