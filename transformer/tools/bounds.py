@@ -93,7 +93,7 @@ KNOWN = (
                 (50_000, 2.85, 3.6),
                 (100_000, 2.7, 3.4),
             ),
-            PERPLEXITY: ((10_000, 4.8, 10.0), (100_000, 4.2, 6.8)),
+            PERPLEXITY: ((10_000, 4.8, 10.0), (100_000, 4.2, 6.0)),
         },
     ),
     Bounds(  # its first steps with an eightieth of the batch, on KFTT: what a processor can try
