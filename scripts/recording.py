@@ -1,7 +1,7 @@
 """Records the terminal of a command, from its start to its end, as an SVG that moves.
 
     pip install pyte
-    python scripts/recording.py docs/demo.svg -- transformer train
+    python scripts/recording.py film.svg -- transformer train
 
 The command runs in a terminal of its own. What it shows is scaled in time to fit the film, which runs once and stays at
 the end; the last picture is shown before it, too. Nothing in the film is made up, and nothing but time is changed.
@@ -21,12 +21,11 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-import pyte
-
 LINE, CHARACTER, MARGIN = 19, 8.43, 14  # pixels
 STYLE = "font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 RESULT = 4  # seconds that the last picture, with the result, is shown before the film begins
-GROUND, INK, PROMPT = "#0d1117", "#e6edf3", "#7ee787"
+GROUND, INK = "#0d1117", "#e6edf3"
+COLORS = {"$ ": "#7ee787", "error ": "#ff9b93"}  # of rows that begin so
 
 Picture = tuple[str, ...]  # the rows of a terminal
 
@@ -51,6 +50,8 @@ def main(arguments: list[str]) -> None:
 
 def record(command: list[str], columns: int, rows: int) -> Iterator[tuple[float, Picture]]:
     """What the terminal shows, whenever it changes, with the seconds since the start."""
+    import pyte  # which only a recording needs
+
     screen = pyte.Screen(columns, rows)
     stream = pyte.ByteStream(screen)
     stream.feed(f"$ {shlex.join(command)}\r\n".encode())
@@ -91,7 +92,7 @@ def draw(film: list[tuple[float, Picture]], columns: int, rows: int, seconds: fl
     width, total = columns * CHARACTER + 2 * MARGIN, height + 2 * MARGIN
     yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {total}" width="{width:.0f}">'
     yield "<style>"
-    yield f"text {{ {STYLE}; fill: {INK}; white-space: pre }} .prompt {{ fill: {PROMPT} }}"
+    yield f"text {{ {STYLE}; fill: {INK}; white-space: pre }}"
     yield f"#film {{ transform: translateY({-(len(film) - 1) * height}px) }}"
     moves = f"#film {{ animation: film {seconds:g}s step-end {RESULT:g}s }}"
     yield f"@media (prefers-reduced-motion: no-preference) {{ {moves} }}"
@@ -108,8 +109,8 @@ def draw(film: list[tuple[float, Picture]], columns: int, rows: int, seconds: fl
     names = {text: f"r{number}" for number, text in enumerate(texts)}
     yield "<defs>"
     for row, name in names.items():
-        kind = ' class="prompt"' if row.startswith("$ ") else ""
-        yield f'<text id="{name}"{kind} xml:space="preserve">{escape(row, quote=False)}</text>'
+        color = "".join(f' style="fill: {color}"' for begin, color in COLORS.items() if row.startswith(begin))
+        yield f'<text id="{name}"{color} xml:space="preserve">{escape(row, quote=False)}</text>'
     yield "</defs>"
 
     yield '<g id="film">'

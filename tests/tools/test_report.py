@@ -1,5 +1,6 @@
 """`transformer report`: what its page shows in a real browser, against what the run directory holds."""
 
+import io
 import itertools
 import json
 import re
@@ -299,6 +300,22 @@ def test_report_keeps_the_names_of_rows_where_a_table_scrolls(browser: Browser, 
     place += "one.scrollLeft = 100; const name = one.querySelector('tbody th').getBoundingClientRect();"
     place += "return [one.scrollLeft, name.left - one.getBoundingClientRect().left]; })()"
     assert browser.evaluate(place) == [100, 0]
+
+
+def test_report_has_no_shadow_beside_a_table_that_fits(browser: Browser, runs: Path) -> None:
+    """Nor on a screen with finer pixels, within one of which a table may end."""
+    image = pytest.importorskip("PIL.Image")
+    show(browser, ReportJob(runs=["a"], samples=0, attention=0, checkpoints=0))
+    browser.resize(900, 800, scale=1.5)
+    corners = browser.evaluate(
+        "[...document.querySelectorAll('.blocks .scroll')].filter((one) => one.scrollWidth <= one.clientWidth)"
+        ".map((one) => one.getBoundingClientRect()).map((box) => [1.5 * box.right, 1.5 * (box.top + scrollY + 6)])"
+    )
+    assert len(corners) > 3
+    with image.open(io.BytesIO(browser.screenshot())) as picture:
+        paper = picture.convert("RGB")
+    for x, y in corners:  # beside the caption
+        assert {paper.getpixel((round(x) + shift, round(y))) for shift in (-3, -2, -1, 0)} == {(255, 255, 255)}
 
 
 @pytest.mark.parametrize(
