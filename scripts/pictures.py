@@ -283,7 +283,8 @@ def demo(_: Settings) -> bytes:
     """The film of a training from its beginning: a run that is there would only go on."""
     shutil.rmtree(WORK / RUN, ignore_errors=True)
     film = WORK / "demo.svg"
-    _run(sys.executable, str(ROOT / "scripts/recording.py"), str(film), "--columns=96", "--", "transformer", "train")
+    recorder = (sys.executable, str(ROOT / "scripts/recording.py"), str(film), "--columns=96", "--rows=30")
+    _run(*recorder, "--", "transformer", "train")
     return film.read_bytes()
 
 
@@ -345,7 +346,7 @@ PARTS_OF_REPORT = """
 for (const part of document.querySelectorAll("section"))
   part.hidden = !["Curves", "Scores"].includes(part.querySelector("h2").textContent);
 for (const chart of document.querySelectorAll("figure[data-chart]"))
-  chart.hidden = !["Loss", "Dev scores"].includes(chart.dataset.chart);
+  chart.hidden = chart.dataset.chart !== "Dev scores";
 for (const table of document.querySelectorAll(".blocks > :nth-child(n+3)"))
   table.hidden = true;
 """
@@ -356,7 +357,7 @@ for (const part of document.querySelectorAll(".views > :nth-child(2), details"))
 
 
 def report(_: Settings) -> bytes:
-    """The report of the demo's run: two of its curves, and scores with their intervals."""
+    """The report of the demo's run: one of its curves, and scores with their intervals."""
     page = WORK / "report.html"
     _run("transformer", "report", _trained(), f"output={page}", "attention=0", "checkpoints=0")
     with chromium() as browser:
@@ -389,7 +390,7 @@ def browser(settings: Settings) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         site = f"{folder}/site"
         arguments = (f"run_dir={run_dir}", "to=browser", "quantization=int8", f"engine={engine}", f"output={site}")
-        _run("transformer", "export", *arguments)
+        _run("transformer", "export", *arguments, "sentences=20")
         with serving(site) as address, chromium() as opened:
             opened.visit(address, drawn="body[data-ready]")
             opened.call("Input.insertText", text=TYPED)
