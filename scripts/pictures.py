@@ -50,8 +50,8 @@ DEMO = ROOT / "data/demo"
 WORK = ROOT / "build/pictures"
 RUN = "runs/demo"  # in WORK
 
-WIDTH = 640  # of a page, in CSS pixels
-COLORS = 96  # of its picture
+WIDTH = 640  # of most pages, in CSS pixels
+PIXELS, COLORS = 960, 96  # of its picture
 SANS = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MONOSPACE = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
@@ -399,14 +399,14 @@ def browser(settings: Settings) -> bytes:
             opened.wait_for("document.querySelector('#target p.waiting') === null")
             opened.wait_for("document.getElementById('status').textContent.startsWith('Ready')")
             opened.evaluate("document.querySelector('details').open = true")
-            return picture_of(opened, "")
+            return picture_of(opened, "", width=800, height=520)
 
 
-def picture_of(browser: "Browser", choose: str) -> bytes:
+def picture_of(browser: "Browser", choose: str, *, width: int = WIDTH, height: int = 300) -> bytes:
     """What is on a page after a script has chosen parts of it, as PNG in light colours."""
     browser.evaluate(choose)
     browser.choose_scheme("light")
-    browser.resize(WIDTH, 300, scale=1.5)
+    browser.resize(width, height, scale=PIXELS / width)
     return small_png(browser.screenshot())
 
 
