@@ -1049,6 +1049,34 @@ FOUND = (
         "pass",
         "integrations/test_mtdata.py::test_read_says_what_is_wrong_in_one_line[Statmt-link-1-deu-eng]",
     ),
+    Mutant(
+        "the hub's client names files by paths of the hub's",
+        "data/hub.py",
+        "    _guard_client()\n",
+        "",
+        "integrations/test_testsets.py::test_test_set_writes_nothing_where_a_header_leads",
+    ),
+    Mutant(
+        "the commit that the hub had the last time is read from a pipe",
+        "integrations/published/run.py",
+        "open_regular(last_time) as file",
+        'last_time.open("rb") as file',
+        "integrations/test_push.py::test_run_dir_on_the_hub_waits_for_nothing_in_the_place_of_a_commit",
+    ),
+    Mutant(
+        "a judge outlives what watches it",
+        "tools/program_process.py",
+        ", preexec_fn=_end_with_parent",
+        "",
+        "integrations/test_judges.py::test_judge_is_ended_where_it_ends_or_stops_what_watches_it",
+    ),
+    Mutant(
+        "a full disk is not told from another while an output is put together",
+        "decoding/bulk.py",
+        "raise storage_error(place.output, error=error) from error",
+        "raise",
+        "core/commands/test_bulk.py::test_translate_names_the_output_that_does_not_fit_on_the_disk",
+    ),
 )
 
 MUTANTS = (*REPORTED, *SURVIVORS, *FOUND)

@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,7 @@ REFUSED = {
     "several lists": (b'{"a": [1, 2, 3], "b": [1, 2, 3]}', "several lists"),
     "no UTF-8": (b"\xff\xfe", "neither JSON nor"),
     "deep": (b"[" * 100_000, "neither JSON nor"),
+    "a line that is too long for a message": (b"[" + b"1" * 5_000 + b", 2, 3]", r"neither JSON nor .{,230}$"),
 }
 
 
@@ -272,6 +274,21 @@ def test_judge_is_ended_with_what_it_has_started(kind: str, end: str, tmp_path: 
     if name.exists():  # else the machine is too busy
         assert is_over(name.read_text())
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_judge_is_ended_where_it_ends_or_stops_what_watches_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "_SECONDS_TO_END", 0.1)  # in which a process that is stopped cannot end anything
+    name = tmp_path / "child"
+    text = f"import os, signal; name = {str(name)!r}; open(name, 'w').write(str(os.getpid())); "
+    text += f"os.kill(os.getppid(), {int(number)}); signal.pause()"
+    command = f"{sys.executable} -c {shlex.quote(text)} {{hyp}} {{out}}"
+    with pytest.raises(JudgeError, match=f"it ended with signal {int(number)}|not done after 3 seconds"):
+        judge(command, TEXT, seconds=3)
+    while name.exists() and not is_over(name.read_text()):  # else the machine is too busy
+        time.sleep(0.05)
 
 
 def test_judge_ends_with_the_command_that_asked_it(tmp_path: Path) -> None:

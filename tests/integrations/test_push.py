@@ -544,6 +544,19 @@ def test_run_dir_on_the_hub_is_read_where_its_copies_cannot_be_written(
     assert run_path(SOURCE, "run_dir") == path
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_run_dir_on_the_hub_waits_for_nothing_in_the_place_of_a_commit(
+    make: Callable[[Path], None], trained: Path, hub: ModelHub
+) -> None:
+    pushed(trained)
+    commit = run_path(SOURCE, "run_dir").with_name("main.commit")
+    commit.unlink()
+    make(commit)
+    hub.ill = 503
+    with pytest.raises(InputError, match=f"run_dir={SOURCE}: the hub answers 503 .*: try again later"):
+        run_path(SOURCE, "run_dir")
+
+
 def test_run_dir_on_the_hub_is_what_it_was_where_the_hub_does_not_answer(
     trained: Path, hub: ModelHub, caplog: pytest.LogCaptureFixture
 ) -> None:

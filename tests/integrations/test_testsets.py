@@ -168,6 +168,57 @@ def test_test_set_names_what_the_hub_has(
     assert "\n" not in str(caught.value)
 
 
+GOOD: dict[str, dict[str, Any]] = {
+    "flores:devtest": {"id": 1, "text": "a"},
+    "ntrex:test": {"eng_Latn": "a", "deu_Latn": "b"},
+    "wmt24pp:test": {"source": "a", "target": "b", "is_bad_source": False},
+    "bouquet:test": {"uniq_id": "P-1", "level": "sentence_level", "src_text": "a"},
+}
+OTHERWISE = [
+    *(("flores:devtest", "id", cell) for cell in ([1], {"a": 1}, 1.5)),
+    *(("flores:devtest", "text", cell) for cell in (5, True, ["a"], {"a": "b"})),
+    *(("ntrex:test", "deu_Latn", cell) for cell in (5, ["a"])),
+    *(("wmt24pp:test", column, 5) for column in ("source", "target", "is_bad_source")),
+    *(("bouquet:test", column, ["a"]) for column in ("uniq_id", "src_text")),
+]
+
+
+@pytest.mark.parametrize(("dataset", "column", "cell"), OTHERWISE)
+def test_test_set_that_is_laid_out_otherwise_is_refused_in_a_line(
+    dataset: str, column: str, cell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testsets, "dataset_revision", lambda name: COMMIT)
+    subsets = ["en-de_DE"] if dataset == "wmt24pp:test" else ["eng_Latn", "deu_Latn"]
+    monkeypatch.setattr(testsets, "hub_subsets", lambda name, revision: subsets)
+    rows = {"something else": {**GOOD[dataset], column: cell}}
+    if dataset != "ntrex:test":  # whose columns are the languages that it has
+        rows["nothing"] = {name: value for name, value in GOOD[dataset].items() if name != column}
+    for kind, row in rows.items():
+        table = pyarrow.Table.from_pylist([row])
+        monkeypatch.setattr(testsets, "stream_tables", lambda wanted, revision, table=table: [table])
+        with pytest.raises(InputError) as caught:
+            find(dataset, tmp_path / "store")
+        message = str(caught.value)
+        where = f"in column {column} of {testsets.SETS[dataset.partition(':')[0]].repository} at revision {COMMIT}"
+        assert message.startswith(f"data.test.a.dataset={dataset}: {where} is {kind}")
+    assert not list((tmp_path / "store").rglob("about.json"))
+
+
+def test_test_set_takes_no_cell_for_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"id": None, "text": "a"}, {"id": 1, "text": None}, {"id": 2, "text": "c"}]
+    monkeypatch.setattr(testsets, "dataset_revision", lambda name: COMMIT)
+    monkeypatch.setattr(testsets, "hub_subsets", lambda name, revision: ["eng_Latn", "deu_Latn"])
+    monkeypatch.setattr(testsets, "stream_tables", lambda wanted, revision: [pyarrow.Table.from_pylist(rows)])
+    assert list(find("flores:devtest", tmp_path).pairs()) == [("a", "a"), ("c", "c")]
+
+
+def test_test_set_shows_hostile_names_in_a_line() -> None:
+    hub = testsets.Hub("data.test.a.dataset=ntrex:test", "mteb/NTREX", COMMIT)
+    with pytest.raises(InputError, match=r"has eng_Latn\\x1b\[31m\\n and eng_Cyrl for en: name one") as caught:
+        hub.choose(["eng_Latn\x1b[31m\n", "eng_Cyrl"], "en")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
@@ -183,6 +234,33 @@ def test_test_set_names_what_the_hub_has(
 def test_test_set_is_refused_by_its_name_before_the_hub_is_asked(dataset: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"^data\.test\.a\.dataset={dataset}: {message}"):
         find(dataset, tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "value"),
+    [(200, "ETag", '"{}"'), (200, "ETag", 'W/"x/../../../../../../../../../../{}"'), (404, "X-Repo-Commit", "{}")],
+)
+def test_test_set_writes_nothing_where_a_header_leads(
+    status: int, header: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's client names files by headers: what it fetched, and that something is not there."""
+    flores(tmp_path / "hub")
+    (tmp_path / "thesis").mkdir()
+    forged = {header: value.format(tmp_path / "thesis/chapter2")}
+
+    class Forger(Handler):
+        def reply(self, answered: int, body: bytes, headers: dict[str, str]) -> None:
+            is_forged = self.command == "HEAD" and answered == status
+            super().reply(answered, body, headers | forged if is_forged else headers)
+
+    with serving(tmp_path / "hub", Forger) as server:
+        client_of(server, monkeypatch, tmp_path / "home", token=TOKEN)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", server.url)
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+        with pytest.raises(InputError, match=rf"cannot be read \(as {header} it names '.*thesis/chapter2'\)"):
+            find("flores:devtest", tmp_path / "store")
+    assert list((tmp_path / "thesis").iterdir()) == []
 
 
 def test_test_set_takes_no_columns(tmp_path: Path) -> None:

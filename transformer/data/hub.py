@@ -7,8 +7,10 @@ messages.
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from transformer.errors import InputError, TransformerError
 
@@ -20,6 +22,8 @@ GATED = (
 )
 
 COMMIT = re.compile(r"[0-9a-f]{40}")  # what a revision of a repository comes to
+
+_NAMING = ("ETag", "X-Linked-Etag", "X-Repo-Commit")  # headers by which the hub's client names files
 
 _TOKEN = re.compile(r"hf_\w{4,}")
 
@@ -51,17 +55,54 @@ def commit_of(answer: object) -> str:
     return answer
 
 
+def _guard_client() -> None:
+    """Have the hub's client refuse answers whose headers are paths: it names files of its cache by them.
+
+    Its sessions are made by a factory, and made anew after some errors, so the factory is what is guarded, once.
+    """
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http  # which alone knows the factory of whoever set another one
+
+    if not isinstance(_http._GLOBAL_CLIENT_FACTORY, _Guarded):
+        set_client_factory(_Guarded(_http._GLOBAL_CLIENT_FACTORY))
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """Makes sessions that `_check_headers` of each answer."""
+
+    make: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        client = self.make()
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
+        return client
+
+
+def _check_headers(response: Any) -> None:
+    """Raise ValueError where a file would be named by a path. The client takes names from answers to HEAD alone."""
+    for header in _NAMING if response.request.method == "HEAD" else ():
+        name = response.headers.get(header, "").removeprefix("W/").strip('"')
+        if "/" in name or name in (".", ".."):
+            raise ValueError(f"as {header} it names {name!r:.120}")
+
+
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def errors_named(what: str, *, remedy: str) -> Iterator[None]:
-    """Raise an InputError about `what` for the hub's answer that it will not, and an Unreachable for none."""
+    """Raise an InputError about `what` for the hub's answer that it will not, and an Unreachable for none.
+
+    From now on the client is guarded: whatever is fetched was asked for in here first.
+    """
     from huggingface_hub import get_token
 
     token = get_token() or ""
     if not (token.isascii() and token.isprintable()):  # the client would show it in its error
         raise InputError("the hub token has characters that no token can have: `hf auth login` again, or mend HF_TOKEN")
+    _guard_client()
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("ignore")  # of the client, about its HTTP library

@@ -34,7 +34,16 @@ from transformer.decoding.stream import Item, Output, Tally, Work, stream, summe
 from transformer.decoding.translator import Translator
 from transformer.distributed import choose_local_device, is_rank0, world_size
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
-from transformer.files import UNFINISHED, list_names, make_directories, open_regular, sync, write_file, write_json
+from transformer.files import (
+    UNFINISHED,
+    list_names,
+    make_directories,
+    open_regular,
+    storage_error,
+    sync,
+    write_file,
+    write_json,
+)
 from transformer.liveness import ending_with_launcher
 from transformer.shared_work import SharedWork, clear, opened, seal_of
 
@@ -315,7 +324,10 @@ def _make(place: _Place, work: Work[Item], texts: Sequence[Text], block: list[It
 
 
 def _join(place: _Place, cut: Sequence[tuple[int, int]], texts: Sequence[Text]) -> Tally:
-    """Put the parts together, under the name of the output; what was counted of them."""
+    """Put the parts together, under the name of the output; what was counted of them.
+
+    Raises InputError where a text has changed, and StorageError.
+    """
     try:
         for text in texts:
             text.check_all()
@@ -323,7 +335,14 @@ def _join(place: _Place, cut: Sequence[tuple[int, int]], texts: Sequence[Text]) 
         for first, last in cut:  # some blocks may come from the changed text
             place.discard(place.block(first, last))
         raise
+    try:
+        return _put_together(place, cut)
+    except OSError as error:
+        raise storage_error(place.output, error=error) from error
 
+
+def _put_together(place: _Place, cut: Sequence[tuple[int, int]]) -> Tally:
+    """Do so. Raises OSError, which need not have the name of a file."""
     joined = place.work / JOINED
     place.discard(joined)
     tallies = []

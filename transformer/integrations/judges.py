@@ -115,7 +115,7 @@ def read_scores(path: Path, count: int, *, limit: int) -> tuple[float, list[floa
     try:
         system, entries = _parse(data.decode())
     except (ValueError, RecursionError) as error:
-        raise JudgeError(f"what it wrote to {{out}} is neither JSON nor one number a line ({error})") from None
+        raise JudgeError(f"what it wrote to {{out}} is neither JSON nor one number a line ({error!s:.200})") from None
 
     if len(entries) != count:
         raise JudgeError(f"it wrote {len(entries):,} scores for {count:,} segments")

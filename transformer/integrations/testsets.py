@@ -17,6 +17,7 @@ from transformer.data.corpus import Pair, is_blank
 from transformer.data.hub import dataset_revision
 from transformer.data.source import CorpusRecord, HubDataset, hub_subsets, stream_tables
 from transformer.errors import InputError
+from transformer.terminal import printable
 
 Sides = tuple[str, str]
 
@@ -60,6 +61,17 @@ class Hub(NamedTuple):
         for table in stream_tables(HubDataset(self.repository, subset, split, []), self.revision):
             yield from table.to_pylist()
 
+    def cell(self, row: Mapping[str, Any], column: str, *kinds: type) -> Any:
+        """A cell of a row, which may be empty: None. Raises InputError where it is of another kind, or not there."""
+        cell = row.get(column, row)
+        if cell is not None and not isinstance(cell, kinds):
+            is_there = f"something else than {kinds[0].__name__}" if column in row else "nothing"
+            raise InputError(
+                f"{self.setting}: in column {column} of {self.repository} at revision {self.revision} is {is_there}: "
+                "it is not laid out as it was when this package was made: name text files by src and tgt"
+            )
+        return cell
+
     def choose(self, known: Sequence[str], language: str) -> str:
         """The one of these names that is of the language. Raises InputError where there are none, or several."""
         found = [name for name in known if _is_of(name, language)]
@@ -69,9 +81,10 @@ class Hub(NamedTuple):
             return found[0]
         if not found:
             raise InputError(f"{self.setting}: {self.repository} has no {language}, only {', '.join(known)!r:.300}")
+        names = printable(" and ".join(found))
         raise InputError(
-            f"{self.setting}: {self.repository} has {' and '.join(found)} for {language}: name one instead of "
-            f"{language}, as in {self.setting.partition('=')[2].partition('/')[0]}/SOURCE-TARGET"
+            f"{self.setting}: {self.repository} has {names:.300} for {language}: name one instead of {language}, "
+            f"as in {self.setting.partition('=')[2].partition('/')[0]}/SOURCE-TARGET"
         )
 
 
@@ -93,11 +106,15 @@ def _read_tables(hub: Hub, split: str, sides: Sides, *, text: str, number: str) 
     known = hub_subsets(hub.repository, hub.revision)
     source, target = (hub.choose(known, side) for side in sides)
     sources, targets = (
-        {row[number]: row[text] for row in hub.rows(subset, split) if row.get("level", SENTENCES) == SENTENCES}
+        {
+            hub.cell(row, number, int, str): hub.cell(row, text, str) or ""
+            for row in hub.rows(subset, split)
+            if row.get("level", SENTENCES) == SENTENCES
+        }
         for subset in (source, target)
     )
     for key, line in sources.items():
-        yield (source, target), (line, targets.get(key) or "")
+        yield (source, target), (line, targets.get(key, ""))
 
 
 SENTENCES = "sentence_level"  # of BOUQuET, which has paragraphs, too
@@ -110,7 +127,7 @@ def _read_columns(hub: Hub, split: str, sides: Sides) -> Iterator[tuple[Sides, P
         if names is None:
             source, target = (hub.choose(list(row), side) for side in sides)
             names = (source, target)
-        yield names, (row[names[0]] or "", row[names[1]] or "")
+        yield names, (hub.cell(row, names[0], str) or "", hub.cell(row, names[1], str) or "")
 
 
 def _read_from_english(hub: Hub, split: str, sides: Sides) -> Iterator[tuple[Sides, Pair]]:
@@ -124,7 +141,9 @@ def _read_from_english(hub: Hub, split: str, sides: Sides) -> Iterator[tuple[Sid
     other = hub.choose(known, sides[are_english.index(False)])
     names = ("en", other) if are_english[0] else (other, "en")
     for row in hub.rows(f"en-{other}", split):
-        pair = ("", "") if row["is_bad_source"] else (row["source"], row["target"])
+        pair = (hub.cell(row, "source", str) or "", hub.cell(row, "target", str) or "")
+        if hub.cell(row, "is_bad_source", bool):
+            pair = ("", "")
         yield names, pair if are_english[0] else (pair[1], pair[0])
 
 

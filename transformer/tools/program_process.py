@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-_PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
 
 
 def main() -> None:
@@ -25,7 +25,9 @@ def main() -> None:
     with suppress(AttributeError):  # elsewhere than on Linux
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
+        )
     except OSError as error:
         sys.exit(f"{sys.argv[1]}: {error.strerror}")
 
@@ -37,6 +39,12 @@ def main() -> None:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     sys.exit(status)
+
+
+def _end_with_parent() -> None:
+    """Have the command end with this process, which it may have stopped or killed itself."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _end_with_input(process: "subprocess.Popen[bytes]") -> None:

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import signal
 import threading
@@ -524,6 +525,32 @@ def test_translate_joins_nothing_of_an_input_that_changed_unseen(
     write(TEXT)
     in_bulk(file_job(run_dir))
     assert Path("out").read_bytes() == streamed(job(run_dir))
+
+
+def test_translate_names_the_output_that_does_not_fit_on_the_disk(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file may grow beyond what a block has: as on a full disk, the system's error names none."""
+    put_together = bulk._put_together
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_a_full_disk(place: Any, cut: Any) -> Any:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        try:
+            return put_together(place, cut)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk, "_put_together", on_a_full_disk)
+        words = rf"{re.escape(str(Path('out').resolve()))}: cannot be written: File too large \(\d+ bytes free\)"
+        with pytest.raises(StorageError, match=words):
+            in_bulk(file_job(run_dir))
+    assert len(kept_blocks()) > 4
+    assert not Path("out").exists()
+    in_bulk(file_job(run_dir))
+    assert Path("out").read_bytes() == streamed(job(run_dir))
+    assert names() == {"out", ".out.json"}
 
 
 @pytest.mark.parametrize("byte", [shared_work.ALONE, 1])

@@ -315,8 +315,8 @@ def run_path(source: str, key: str) -> Path:
     try:
         model = find_model(source, key)
     except Unreachable as error:
-        with suppress(OSError, UnicodeDecodeError):
-            commit = last_time.read_text(encoding="utf-8")
+        with suppress(OSError, UnicodeDecodeError), open_regular(last_time) as file:
+            commit = file.read(41).decode()  # a commit has 40 digits
             if COMMIT.fullmatch(commit) and _is_here(copies / commit):
                 log.warning("%s; using the copy fetched last time, revision %s", error, commit)
                 return copies / commit
