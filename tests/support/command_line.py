@@ -27,6 +27,7 @@ EXPERIMENTS = (
     "demo",
     "kftt_ja_en",
     "kftt_ja_en_small",
+    "little",
     "mafand_en_swa",
     "mafand_swa_en",
     "multi30k_en_de",

@@ -360,7 +360,7 @@ def _refuse_mixed_demo() -> None:
         if override.startswith(("data.train.", "data.dev.", "data.devs.", "data.extra.")):
             raise InputError(
                 "data.train, data.dev and data.extra are fixed under experiment=demo: "
-                "choose experiment=small, base or big"
+                "choose experiment=little (below 50,000 pairs), small, base or big"
             )
 
 

@@ -5,7 +5,8 @@
 
 Training computes all target positions at once (`encode`, `decode`), a search one after the other (`encode`, `start`,
 `decode_step`). What a search has read is a `DecoderState`, passed in and returned, never kept on the module. Parameters
-carry the paper's names, and `parameters_by_name` is what a checkpoint holds: a shared matrix once.
+carry the paper's names, and `parameters_by_name` is what a checkpoint holds: a shared matrix once. Dropout acts in
+`Embedding` and `AddNorm` (`model.dropout`), on attention's weights (`model.attention_dropout`) and in `FeedForward`.
 
 `B` sentences, `S` source and `T` target positions, `K` hypotheses of a sentence, `R` hypotheses in all (B K), `D`
 d_model, `V` pieces of the target's vocabulary, which may be the source's, too.
