@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from transformer.tools.doctor.command import doctor
 from transformer.tools.doctor.findings import Level
 from transformer.tools.doctor.job import DoctorJob
 from transformer.tools.doctor.languages import SWAPPED
+from transformer.tools.page import Component
 from transformer.tools.report.job import ReportJob
 from transformer.tools.report.overview import overview_section
 from transformer.tools.report.reading import read_run
@@ -32,6 +34,13 @@ def runs(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     run(tiny_job(folder / "both", corpus, max_steps=4, save_every=4, validate_every=2, average=1))
     return folder
+
+
+def tables_of(component: Component | None) -> dict[str, Any]:
+    """The tables of a section, by their captions."""
+    assert component is not None
+    blocks: Any = component.data
+    return {block["caption"]: block for block in blocks if block["kind"] == "table"}
 
 
 def cells(rows: list[list[object]]) -> dict[str, list[str]]:
@@ -61,17 +70,14 @@ def test_table_has_a_column_for_the_mean(runs: Path, capsys: pytest.CaptureFixtu
 def test_report_has_the_directions_and_the_checkpoints_by_dev_set(runs: Path) -> None:
     """`now` is measured on each dev set; of the mean there is no interval."""
     reading = read_run(str(runs / "both"))
-    [table] = overview_section([reading], []).data  # type: ignore[misc,attr-defined]
-    overview = cells(table["rows"])
+    overview = cells(tables_of(overview_section([reading], []))["Runs"]["rows"])
     assert overview["languages"] == ["en → de, de → en"]
     assert overview["BLEU, mean of the sets"] == [f"{read(runs / 'both' / 'results.json')['mean']['bleu']:.2f}"]
 
     scores = score_checkpoints(reading, ReportJob(checkpoints=1, device=Device.cpu))
     assert reading.missing == []
     name = str(runs / "both")
-    found = checkpoints_section([reading], {name: scores})
-    assert found is not None
-    tables = {block["caption"]: block for block in found.data if block["kind"] == "table"}  # type: ignore[attr-defined]
+    tables = tables_of(checkpoints_section([reading], {name: scores}))
     assert list(tables) == [f"{name}, dev set", f"{name}, devs.en_de", f"{name}, devs.de_en"]
     validation = read(runs / "both" / "results.json")["validations"][0]
     for caption, scored in zip(tables, (validation, *validation["sets"].values()), strict=True):
