@@ -13,6 +13,7 @@ from support.machine import become_the_machine_that_is_asked_for, describe_machi
 
 CORES = len(os.sched_getaffinity(0))  # before another machine says that it has one
 become_the_machine_that_is_asked_for()
+os.environ["OMP_NUM_THREADS"] = "1"  # what a test leaves to the machine; a second thread spins while it waits
 
 import torch
 import torch._dynamo  # which the first optimizer imports: a second less of each process that a test forks

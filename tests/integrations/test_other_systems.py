@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.corpora import overrides, tiny_job, write_corpus
 from support.paths import ROOT
 
@@ -50,6 +52,7 @@ for command in sys.stdin.read().split("\\n\\n"):
 """
 
 
+@pytest.mark.ci
 def test_commands_need_nothing_that_linux_alone_has(tmp_path: Path) -> None:
     """To train, translate and look into the machine: affinity, /proc, fork and glibc's own functions are missing."""
     job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"), max_steps=2, save_every=2, validate_every=2)

@@ -1,7 +1,7 @@
 """The architecture, read from the source: imports point down, Hydra stays at the door, nothing is unsafe."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
@@ -58,11 +58,14 @@ OWNERS = {
 }
 
 
-def calls() -> Iterator[tuple[Module, ast.Call, str]]:
-    for module in modules():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call):
-                yield module, node, ast.unparse(node.func)
+@cache
+def calls() -> tuple[tuple[Module, ast.Call, str], ...]:
+    return tuple(
+        (module, node, ast.unparse(node.func))
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+    )
 
 
 def place(module: Module, node: ast.expr) -> str:

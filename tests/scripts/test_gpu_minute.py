@@ -248,6 +248,7 @@ def test_profiled_steps_are_timed_ones_evenly_spread() -> None:
         compile=False,
         device=Device.cpu,
         precision=Precision.fp32,
+        threads=1,
     )
     store = steps.make_corpus(300 * 40, vocab_size)
     training = steps.Training(TrainJob(model=model, train=train), store, vocab_size)

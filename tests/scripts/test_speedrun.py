@@ -18,6 +18,7 @@ from support.scripts import load_script
 from transformer.errors import InputError
 
 speedrun = load_script("benchmark/speedrun")
+BLEU_ON = speedrun.bleu_on
 
 LONGER: dict[str, Any] = {
     "max_steps": 60,
@@ -53,11 +54,12 @@ def digests(folder: Path, name: str) -> tuple[str, ...]:
 
 @pytest.fixture
 def attempt(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that attempt, held to the digests of its corpus, and to no BLEU."""
+    """A copy of that attempt, held to the digests of its corpus, and to no BLEU: what it scores is not computed."""
     shutil.copytree(finished, tmp_path / "copy")
     corpus = tmp_path / "copy" / "multi30k"
     monkeypatch.setattr(speedrun, "FILES", {name: digests(corpus, name) for name in ("train", "dev")})
     monkeypatch.setattr(speedrun, "BLEU", 0.0)
+    monkeypatch.setattr(speedrun, "bleu_on", lambda *_: 50.0)
     return tmp_path / "copy" / "attempt"
 
 
@@ -74,8 +76,9 @@ def faults_of(attempt: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_attempt_that_keeps_the_rules_is_shown_with_its_scores(
-    attempt: Path, capsys: pytest.CaptureFixture[str]
+    attempt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(speedrun, "bleu_on", BLEU_ON)
     speedrun.main(["check", str(attempt), "--corpora", str(attempt.parent)])
     row = r"^\| (\w+) \| 1 min 40 s \| (\d+\.\d\d) \| (\d+\.\d\d) \|$"
     rows = re.findall(row, capsys.readouterr().out, re.MULTILINE)

@@ -291,10 +291,18 @@ def begin_in_a_child(command: str, job: Job, folder: Path, text: str = "") -> in
     return _fork([command], folder, text, before=without_hydra)
 
 
-def typed_in_a_child(*arguments: str, cwd: Path, text: str = "") -> Ended:
-    """What `in_a_child` does for `transformer ARGUMENTS` as they are typed in a folder, Hydra included."""
+def typed_in_a_child(*arguments: str, cwd: Path, text: str = "", before: Callable[[], object] = lambda: None) -> Ended:
+    """What `in_a_child` does for `transformer ARGUMENTS` as they are typed in a folder, Hydra included.
+
+    The child does `before` first.
+    """
+
+    def begin() -> None:
+        os.chdir(cwd)
+        before()
+
     with tempfile.TemporaryDirectory() as folder:
-        return ended(_fork(arguments, Path(folder), text, before=lambda: os.chdir(cwd)), Path(folder))
+        return ended(_fork(arguments, Path(folder), text, before=begin), Path(folder))
 
 
 def _fork(arguments: Sequence[str], folder: Path, text: str, *, before: Callable[[], object]) -> int:

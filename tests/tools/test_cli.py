@@ -233,8 +233,10 @@ def test_experiment_with_bad_yaml_is_refused_in_one_line(tmp_path: Path, case: s
     assert_refused(enter("summary", "--config-dir", folder, "experiment=mine"), *words)
 
 
-@pytest.mark.parametrize("flags", [[], ["--multirun"], ["--cfg", "all"]], ids=["run", "multirun", "cfg"])
-@pytest.mark.parametrize("case", HYDRA_NODES)
+@pytest.mark.parametrize(
+    ("case", "flags"),
+    [*((case, []) for case in HYDRA_NODES), ("callbacks", ["--multirun"]), ("callbacks", ["--cfg", "all"])],
+)
 def test_experiment_that_configures_hydra_is_refused(tmp_path: Path, case: str, flags: list[str]) -> None:
     """Hydra would call what it finds there, whichever command is run."""
     folder = write_experiment(tmp_path, HYDRA_NODES[case])
@@ -1087,8 +1089,9 @@ def interrupt_in_the_middle() -> None:
             raise AttributeError("full_key: hydra") from None
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
-@pytest.mark.parametrize("command", JOBS)
+@pytest.mark.parametrize(
+    ("command", "is_replaced"), [*((command, False) for command in JOBS), ("train", True), ("average", True)]
+)
 def test_main_says_at_an_interrupt_whether_the_command_can_go_on(command: str, is_replaced: bool) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -107,6 +107,7 @@ def test_evaluate_tells_the_two_bleus_apart(folder: Path, capsys: pytest.Capture
 
 
 @needs_corpora
+@pytest.mark.ci
 def test_evaluate_gives_a_published_score(capsys: pytest.CaptureFixture[str]) -> None:
     """NVIDIA-NeMo of WMT 2021 against reference C."""
     folder = SCORES / "wmt21_en_de"

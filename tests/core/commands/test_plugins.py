@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import transformer
+from support.corpora import Ended, typed_in_a_child
 from support.paths import ROOT
 from transformer import plugins
 from transformer.cli.commands import compose
@@ -51,13 +51,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(folder, "broken", "import a_module_that_is_not_there\n", ["tracker.broken = broken:open_it"])
 
 
-def typed(*arguments: str, site: Path | None, folder: Path) -> subprocess.CompletedProcess[str]:
+def typed(*arguments: str, site: Path | None, folder: Path) -> Ended:
     """A command in a process of its own, where packages of `site` are installed."""
-    path = [f"import sys; sys.path.insert(0, {str(site)!r})"] if site else []
-    start = "; ".join([*path, "from transformer.cli.main import main", "main()"])
-    return subprocess.run(
-        [sys.executable, "-P", "-c", start, *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
+
+    def install_them() -> None:
+        if site is not None:
+            sys.path.insert(0, str(site))
+        plugins._installed.cache_clear()
+
+    return typed_in_a_child(*arguments, cwd=folder, before=install_them)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         site=site,
         folder=folder,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.said
     return folder
 
 
@@ -83,27 +85,27 @@ def test_plugins_page_adds_a_format_a_score_and_a_command(trained: Path, site: P
     scores = json.loads((trained / "run/results.json").read_text(encoding="utf-8"))["test_sets"]["again"]
     assert scores["others"]["length"]["signature"] == "unit:words|version:1"
     listed = typed("vocabulary", "run_dir=run", "count=5", site=site, folder=trained)
-    assert listed.stdout.split("\n")[:4] == ["<pad>", "<unk>", "<s>", "</s>"]
-    assert len(listed.stdout.split()) == 5
+    assert listed.printed.split("\n")[:4] == ["<pad>", "<unk>", "<s>", "</s>"]
+    assert len(listed.printed.split()) == 5
     helped = typed("vocabulary", "--help", site=site, folder=trained)
-    assert "count=10" in helped.stdout
-    assert "vocabulary" not in typed("--help", site=site, folder=trained).stdout, "entry points are not read for it"
+    assert "count=10" in helped.printed
+    assert "vocabulary" not in typed("--help", site=site, folder=trained).printed, "entry points are not read for it"
 
 
 def test_plugins_that_are_not_installed_are_refused_in_one_line(trained: Path) -> None:
     done = typed("vocabulary", "run_dir=run", site=None, folder=trained)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "unknown command 'vocabulary'" in done.stderr
+    assert (done.status, done.said.count("\n")) == (2, 1)
+    assert "unknown command 'vocabulary'" in done.said
     sets = ("data.train.dataset=train.po", "data.dev.dataset=dev.po")
     done = typed("train", *TINY, "run_dir=again", *sets, site=None, folder=trained)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "dev.po: no such directory, nor a .tsv" in done.stderr
+    assert (done.status, done.said.count("\n")) == (2, 1)
+    assert "dev.po: no such directory, nor a .tsv" in done.said
 
 
 def test_settings_of_a_plugin_are_kept_with_its_version_and_bind_the_run(trained: Path, site: Path) -> None:
     words = [*("train", *TINY, "run_dir=set", "data.train.dataset=train.po", "data.dev.dataset=dev.po")]
     words += ["data.test.again.dataset=dev.po", "data.scores=[length]"]
-    assert typed(*words, "plugins.length.unit=characters", site=site, folder=trained).returncode == 0
+    assert typed(*words, "plugins.length.unit=characters", site=site, folder=trained).status == 0
     record = json.loads((trained / "set/run.json").read_text(encoding="utf-8"))
     assert record["config"]["plugins"] == {"length": {"unit": "characters"}}
     assert record["versions"]["my_plugins"] == "0.1"
@@ -111,15 +113,15 @@ def test_settings_of_a_plugin_are_kept_with_its_version_and_bind_the_run(trained
     assert scores["others"]["length"]["signature"] == "unit:characters|version:1"
 
     resumed = typed(*words, "train.max_steps=4", site=site, folder=trained)
-    assert (resumed.returncode, "Traceback" in resumed.stderr) == (4, False)
-    assert "plugins.length.unit: characters -> null" in resumed.stderr
+    assert (resumed.status, "Traceback" in resumed.said) == (4, False)
+    assert "plugins.length.unit: characters -> null" in resumed.said
 
     scored = typed(
         *("evaluate", "run_dir=set", "format=json", "scores=[length]", "plugins.length.unit=words"),
         site=site,
         folder=trained,
     )
-    assert "unit:words|version:1" in scored.stdout, "a command has its own"
+    assert "unit:words|version:1" in scored.printed, "a command has its own"
 
 
 @pytest.mark.parametrize(
@@ -141,8 +143,8 @@ def test_settings_that_a_plugin_does_not_have_are_refused_in_one_line(
         site=site,
         folder=trained,
     )
-    assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
-    assert answer in done.stderr
+    assert (done.status, done.said.count("error: ")) == (2, 1), done.said
+    assert answer in done.said
 
 
 def test_settings_are_typed_by_their_fields(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,22 +199,22 @@ def test_screen_of_another_package_drops_pairs(trained: Path, tmp_path: Path) ->
         *("data.dev.src=train.en", "data.dev.tgt=train.de"),
     )
     done = typed(*words, "data.filter.doctor=[questions]", site=here, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.said
     assert asked > 0
-    assert f"dropped: questions {asked})" in done.stderr
+    assert f"dropped: questions {asked})" in done.said
     stops = sum(line.endswith(".") for line in sides[0])
     done = typed(*words, "data.filter.doctor=[questions]", "plugins.questions.mark=.", site=here, folder=tmp_path)
-    assert f"dropped: questions {stops})" in done.stderr, "prepared anew: " + done.stderr
+    assert f"dropped: questions {stops})" in done.said, "prepared anew: " + done.said
     done = typed(*words, "data.filter.doctor=[answers]", site=here, folder=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "data.filter.doctor=answers is not one of copies, encoding, markup" in done.stderr
+    assert (done.status, done.said.count("\n")) == (2, 1)
+    assert "data.filter.doctor=answers is not one of copies, encoding, markup" in done.said
 
 
 def test_plugins_of_the_current_directory_are_not_read(trained: Path, tmp_path: Path) -> None:
     here = install(tmp_path / "here", "evil", "print('executed')\n", ["command.evil = evil:EVIL"])
     done = typed("evil", site=here, folder=here)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "unknown command 'evil'" in done.stderr
+    assert (done.status, done.printed) == (2, "")
+    assert "unknown command 'evil'" in done.said
 
 
 def test_plugins_that_cannot_be_imported_cost_one_line(trained: Path, site: Path) -> None:
@@ -222,8 +224,8 @@ def test_plugins_that_cannot_be_imported_cost_one_line(trained: Path, site: Path
         site=site,
         folder=trained,
     )
-    assert done.returncode == 2
-    [line] = [line for line in done.stderr.split("\n") if "error" in line]
+    assert done.status == 2
+    [line] = [line for line in done.said.split("\n") if "error" in line]
     assert "the tracker broken cannot be imported (ModuleNotFoundError: No module named 'a_module_that_" in line
     assert line.endswith("pip install --upgrade broken")
 

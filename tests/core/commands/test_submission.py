@@ -131,12 +131,12 @@ def test_submission_reads_results_from_the_runs_and_submits_what_is_not_finished
     cluster.ends = {}
     cluster.submitted = []
     with caplog.at_level("INFO"):
-        second = enter("train", "-m", *typed(job), "train.seed=1,2,3,4", LOCAL)
-    assert [arguments[-1].rpartition("-")[2] for arguments in cluster.submitted] == ["2", "3", "4"]
+        second = enter("train", "-m", *typed(job), "train.seed=1,2", LOCAL)
+    assert [arguments[-1].rpartition("-")[2] for arguments in cluster.submitted] == ["2"]
     assert second.status == 0, second.err
-    assert second.out.count("model: ") == 4
+    assert second.out.count("model: ") == 2
     assert f"{folder}/train.seed-1: finished at step 2 already; it needs no job" in caplog.messages
-    assert caplog.messages[-1].startswith("the best of 4 runs by greedy dev BLEU:")
+    assert caplog.messages[-1].startswith("the best of 2 runs by greedy dev BLEU:")
 
     # With more to do, a run that was finished is submitted.
     cluster.submitted = []

@@ -117,18 +117,25 @@ def sources_of(prepared: Prepared) -> list[list[int]]:
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "tag", ["<bt>", ">>de<<", "[de]", "__de__", "{de}", '<a"b>', "<a,b>", "<a=b>", "\\a\\", "#a#", "@a@", "<zh-Hant>"]
-)
-def test_compose_takes_a_tag_as_it_is_typed(tag: str) -> None:
+TAGS = ("<bt>", ">>de<<", "[de]", "__de__", "{de}", '<a"b>', "<a,b>", "<a=b>", "\\a\\", "#a#", "@a@", "<zh-Hant>")
+
+
+def test_compose_takes_a_tag_as_it_is_typed() -> None:
     """Behind the shell's quotes, without any of Hydra's own."""
-    keys = [f"data.{name}.tag={tag}" for name in ("train", "dev", "extra.bt", "test.news")]
-    job = compose("train", ["experiment=base", *keys])
+    of_sets = {f"n{number}": tag for number, tag in enumerate(TAGS)}
+    own = [f"data.{name}.tag=<bt>" for name in ("train", "dev", "extra.bt")]
+    job = compose("train", ["experiment=base", *own, *(f"data.test.{name}.tag={tag}" for name, tag in of_sets.items())])
     assert isinstance(job, TrainJob)
-    assert [pair.tag for pair in job.data.sets().values()] == [tag] * 4
-    for command, key in (("translate", "tag"), ("score", "tag"), ("evaluate", "test.news.tag")):
-        found = compose(command, [f"{key}={tag}"])
-        assert tag in (getattr(found, "tag", None), *(pair.tag for pair in getattr(found, "test", {}).values()))
+    assert [pair.tag for pair in (job.data.train, job.data.dev, job.data.extra["bt"])] == ["<bt>"] * 3
+    evaluated = compose("evaluate", [f"test.{name}.tag={tag}" for name, tag in of_sets.items()])
+    assert isinstance(evaluated, EvaluateJob)
+    for sets in (job.data.test, evaluated.test):
+        assert {name: pair.tag for name, pair in sets.items()} == of_sets
+    for tag in TAGS:
+        translating, scoring = (compose(command, [f"tag={tag}"]) for command in ("translate", "score"))
+        assert isinstance(translating, TranslateJob)
+        assert isinstance(scoring, ScoreJob)
+        assert translating.tag == scoring.tag == tag
 
 
 @pytest.mark.parametrize("command", ["translate", "score", "train", "evaluate"])

@@ -716,7 +716,11 @@ def test_train_stops_early_when_patience_ends(
     last: int,
 ) -> None:
     script(monkeypatch, numbers)
-    run_dir = run(tiny_job(tmp_path / "a", corpus, validate_every=2, save_every=3, metric=metric, patience=patience))
+    run_dir = run(
+        tiny_job(
+            tmp_path / "a", replace(corpus, test={}), validate_every=2, save_every=3, metric=metric, patience=patience
+        )
+    )
     results = results_of(run_dir)
     assert results["steps"] == steps_of(run_dir)[-1] == last
     regular = [step for step in range(3, last + 1, 3)]
@@ -765,7 +769,9 @@ def test_train_keeps_the_last_and_the_best_checkpoints(
 ) -> None:
     script(monkeypatch, numbers)
     recipe: dict[str, Any] = {"save_every": 2, "validate_every": 3, "average": keep_last}
-    run_dir = run(tiny_job(tmp_path / "a", corpus, keep_last=keep_last, keep_best=keep_best, **recipe))
+    run_dir = run(
+        tiny_job(tmp_path / "a", replace(corpus, test={}), keep_last=keep_last, keep_best=keep_best, **recipe)
+    )
     assert steps_of(run_dir) == kept
     assert read(run_dir / "best.json") == {"step": best, "metric": "bleu"}
     regular = [2, 4, 6, 8, 10, 12]

@@ -86,6 +86,7 @@ def test_resolve_threads_takes_a_share_of_the_cores_this_process_may_use(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(10, 18)))
     monkeypatch.setattr(machine, "CONTROL_GROUP", "nowhere")
+    monkeypatch.delenv("OMP_NUM_THREADS")
     if ranks is None:
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     else:
@@ -124,7 +125,7 @@ def test_resolve_threads_divides_no_cores_that_srun_has_divided(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(bound)))
     monkeypatch.setattr(machine, "CONTROL_GROUP", "nowhere")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS")
     cores_of_task = "6" if tasks == ranks else "48"
     slurm = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_CPUS_PER_TASK": cores_of_task}
     for name, value in {**slurm, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": "8"}.items():
@@ -192,6 +193,7 @@ def test_resolve_threads_takes_no_more_than_a_container_may_use(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(machine, "CONTROL_GROUP", str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     (tmp_path / "cpu.max").write_text(f"{quota}\n", encoding="ascii")
     assert resolve_threads(None) == threads

@@ -417,6 +417,7 @@ def test_resolve_settings_takes_fewer_threads_where_a_run_goes_on_with_fewer_cor
     corpus = write_corpus(tmp_path / "corpus")
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.delenv("OMP_NUM_THREADS")
     for step, cores, asked in ((1, 4, None), (2, 8, None), (3, 2, None), (4, 2, 3)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         run(tiny_job(tmp_path / "a", corpus, max_steps=step, average=1, save_every=1, threads=asked))
