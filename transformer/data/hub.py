@@ -63,8 +63,9 @@ def _guard_client() -> None:
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http  # which alone knows the factory of whoever set another one
 
-    if not isinstance(_http._GLOBAL_CLIENT_FACTORY, _Guarded):
-        set_client_factory(_Guarded(_http._GLOBAL_CLIENT_FACTORY))
+    factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    if not isinstance(factory, _Guarded):
+        set_client_factory(_Guarded(factory))
 
 
 @dataclass(frozen=True)
