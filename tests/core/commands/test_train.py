@@ -41,6 +41,7 @@ from support.corpora import (
     write_corpus,
     write_pair,
 )
+from support.golden import assert_golden
 from support.interventions import before_each_pass, before_each_update
 from support.resumed_runs import learned, stop_at
 from transformer.average import average_checkpoints, best_kept_steps
@@ -141,31 +142,11 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_run_dir_has_the_files_of_the_design(finished: Path) -> None:
-    names = {path.name for path in finished.iterdir()}
-    assert [name.startswith("events.out.tfevents.") for name in names].count(True) == 1
-    assert {name for name in names if not name.startswith("events.")} == {
-        *(
-            ".lock",
-            "run.json",
-            "history.json",
-            "config.yaml",
-            "data.json",
-            "tokenizer.model",
-            "checkpoints",
-            "best.json",
-            "averaged",
-        ),
-        *("metrics.jsonl", "train.log", "hypotheses", "results.json"),
-    }
-    documents = {"model.safetensors", "state.json", "config.json", "MANIFEST.json"}
-    for step in steps_of(finished):
-        assert {path.name for path in step_dir(finished, step).iterdir()} == documents | {"optimizer.safetensors"}
-        assert is_verified(step_dir(finished, step))
-    assert {path.name for path in (finished / "averaged").iterdir()} == documents
-    assert is_verified(finished / "averaged")
-    names = {f"{name}.{kind}" for name in ("test", "other") for kind in ("src", "ref", "hyp")} | {"dev.src", "dev.ref"}
-    assert {path.name for path in (finished / "hypotheses").iterdir()} == names
-    assert not [path for path in finished.rglob(".*") if path.name != ".lock"]
+    names = sorted(path.relative_to(finished).as_posix() for path in finished.rglob("*"))
+    (events,) = (name for name in names if "events.out.tfevents." in name)
+    assert_golden("run-directory", "".join(f"{name}\n" for name in names), {events: "EVENTS"})
+    for folder in (finished / "averaged", *(step_dir(finished, step) for step in steps_of(finished))):
+        assert is_verified(folder)
 
 
 def test_train_refuses_the_job_of_another_command(job: TrainJob, tmp_path: Path) -> None:
