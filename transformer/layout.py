@@ -6,8 +6,7 @@
                                        f . .
 
 The model works on `(..., d_model)` and looks at the layout in two places only: the embedding (which position is this?)
-and `attend` (which keys are visible?). So there are two layouts and one model. Padding is hidden there, by the lengths,
-offsets or `Mask` that a layout has; from the loss by `target_rows`, or by the class PAD.
+and `attend` (which keys are visible? not padding). So there are two layouts and one model.
 
 Shapes: `B` sentences, `T` positions, `N` packed slots, `P` padded slots of all groups, `b` rows and `t` width of one
 group, `H` heads, `K` head width.
