@@ -258,7 +258,7 @@ def test_test_set_writes_nothing_where_a_header_leads(
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
         monkeypatch.setattr("datasets.config.HF_ENDPOINT", server.url)
         monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
-        with pytest.raises(InputError, match=rf"cannot be read \(as {header} it names '.*thesis/chapter2'\)"):
+        with pytest.raises(InputError, match=rf"cannot be read \(as {header} it names '"):
             find("flores:devtest", tmp_path / "store")
     assert list((tmp_path / "thesis").iterdir()) == []
 

@@ -14,6 +14,7 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import (
     DataConfig,
     Device,
+    ExtraConfig,
     FilterConfig,
     ModelConfig,
     Precision,
@@ -68,12 +69,14 @@ def state_of(vocab_size: int, averaged: list[int] | None = None) -> dict[str, An
     return to_json(CheckpointState(vocab_size, data_digest="unknown", averaged=averaged or []))
 
 
-def write_run(folder: Path, spm: bytes, *, seed: int) -> Path:
-    """A run directory with one checkpoint of random weights."""
+def write_run(folder: Path, spm: bytes, *, seed: int, tag: str | None = None) -> Path:
+    """A run directory with one checkpoint of random weights, which may have learnt a tag, and text without one."""
     folder.mkdir(parents=True)
     (folder / "tokenizer.model").write_bytes(spm)
     size = Tokenizer.from_bytes(spm).vocab_size
-    config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=DataConfig(filter=FilterConfig(max_length=50))))
+    sets = {} if tag is None else {"tagged": ExtraConfig(tag=tag)}
+    data = DataConfig(filter=FilterConfig(max_length=50), extra=sets)
+    config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=data))
     commit(
         folder,
         step=1,

@@ -359,7 +359,7 @@ def _refuse_mixed_demo() -> None:
     for override in _task_overrides():
         if override.startswith(("data.train.", "data.dev.", "data.devs.", "data.extra.")):
             raise InputError(
-                "data.train, data.dev and data.extra are fixed under experiment=demo: "
+                "data.train, data.dev, data.devs and data.extra are fixed under experiment=demo: "
                 "choose experiment=little (below 50,000 pairs), small, base or big"
             )
 

@@ -40,7 +40,7 @@ TEXT = "\n".join(LINES).encode()
 
 @pytest.fixture(scope="module")
 def run_dir(spm: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "tiny", spm, seed=1)
+    return write_run(tmp_path_factory.mktemp("runs") / "tiny", spm, seed=1, tag="<2de>")
 
 
 @pytest.fixture(autouse=True)

@@ -118,5 +118,5 @@ def test_evaluate_gives_a_published_score(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_evaluate_has_few_keys() -> None:
-    shared = ("run_dir", "checkpoint", "device", "precision", "threads", "search.")
-    assert len([key for key in keys_of(EvaluateJob) if not key.startswith(shared)]) <= 23
+    shared = ("run_dir", "checkpoint", "device", "precision", "threads", "search.", "plugins.")
+    assert len([key for key in keys_of(EvaluateJob) if not key.startswith(shared)]) <= 24

@@ -120,7 +120,7 @@ def script(monkeypatch: pytest.MonkeyPatch, numbers: list[float]) -> None:
 
     def scripted(objective: object, batches: object, dev: Any, *_: Any, step: int, **__: Any) -> Any:
         found[0] = next(left, numbers[-1])
-        return Validation(step, found[0], found[0], found[0], 0.0), [""] * len(dev.sources)
+        return Validation(step, found[0], found[0], found[0], 0.0), {"dev": [""] * len(dev["dev"].sources)}
 
     monkeypatch.setattr(loop, "validate", scripted)
 

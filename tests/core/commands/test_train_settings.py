@@ -149,6 +149,7 @@ FREE = {
     *("train.validate_every", "train.keep_last", "train.keep_best", "train.metric", "train.patience"),
     *("train.average", "train.samples", "train.trackers", "train.prefetch", "train.proof", "train.profile"),
     *("data.dev.tag", "data.train.tgt_lang", "data.dev.tgt_lang", "data.dev.augment"),
+    *("data.train.src_lang", "data.dev.src_lang"),
 }
 NOTED = {"train.max_tokens", "train.threads", "train.device", "train.compile"}
 NOTED |= {"train.kernels", "train.cuda_graphs"}
@@ -163,7 +164,7 @@ NOT_HERE = {
     "train.fit_memory",
 }
 NOT_HERE |= {
-    f"data.test.{name}.{key}" for name in ("test", "other") for key in ("tag", "tgt_lang", "augment")
+    f"data.test.{name}.{key}" for name in ("test", "other") for key in ("tag", "src_lang", "tgt_lang", "augment")
 }  # of their own
 NOT_HERE.add("data.train.augment")  # of no training set
 NOT_HERE.add("train.learning_rate_scale")  # changes nothing beside a rate
@@ -172,7 +173,7 @@ CHOSEN = {  # where twice or half would be no value, or takes time
     "model.d_k": 8,
     "model.d_v": 8,
     **{f"data.{pair}.tag": "<x>" for pair in ("train", "dev")},
-    **{f"data.{pair}.tgt_lang": "fr" for pair in ("train", "dev")},
+    **{f"data.{pair}.{side}_lang": "fr" for pair in ("train", "dev") for side in ("src", "tgt")},
     "data.dev.augment": "upper",
     "data.filter.doctor": ["copies"],
     "data.bleu_tokenize": BleuTokenizer["intl"],

@@ -124,7 +124,7 @@ class Script:
         if self.signals:
             signal.raise_signal(signal.SIGTERM)
         bleu, loss = self.values[step - 1]
-        return Validation(step, loss=loss, nll=loss, bleu=bleu, chrf=bleu), [""] * len(dev.sources)
+        return Validation(step, loss=loss, nll=loss, bleu=bleu, chrf=bleu), {"dev": [""] * len(dev["dev"].sources)}
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ def test_progress_comes_back_from_json_with_null_for_what_is_no_number() -> None
     progress.record(Validation(step=5, loss=2.5, nll=2.0, bleu=12.5, chrf=30.0), Metric.bleu)
     progress.record(Validation(step=9, loss=NAN, nll=math.inf, bleu=0.0, chrf=-math.inf), Metric.bleu)
     data = to_json(progress)
-    assert data["validations"][1] == {"step": 9, "loss": None, "nll": None, "bleu": 0.0, "chrf": None}
+    assert data["validations"][1] == {"step": 9, "loss": None, "nll": None, "bleu": 0.0, "chrf": None, "sets": {}}
     again = restored(progress)
     assert to_json(again) == data
     assert again.validations[0] == progress.validations[0]
