@@ -611,9 +611,9 @@ def unwrapped(text: str) -> str:
 @pytest.mark.parametrize("command", JOBS)
 def test_help_lists_every_key_with_default_and_meaning(printed: Printed, command: str) -> None:
     for key, kind, default, meaning in leaves(JOBS[command]):
-        if key.startswith("data.dev."):
+        if key.startswith(("data.dev.", "data.devs.")):
             assert f"\n  {key}=" not in printed.texts[command], "explained once, for data.train"
-            assert "data.dev.KEY data.test.NAME.KEY data.extra.NAME.KEY\n" in printed.texts[command]
+            assert "data.dev.KEY data.devs.NAME.KEY data.test.NAME.KEY data.extra.NAME.KEY\n" in printed.texts[command]
             continue
         pattern = rf"^ +{re.escape(f'{key}={shown(default)}')}\n +{re.escape(meaning)}(.*)$"
         line = re.search(pattern, unwrapped(printed.texts[command]), re.MULTILINE)
@@ -638,7 +638,7 @@ def test_help_of_a_training_shows_the_fifteen_keys_that_most_need(printed: Print
     assert all(every[key] in unwrapped(text) for key in shown_keys)
     assert shown_keys.index("data.train.src") < shown_keys.index("tokenizer.vocab_size")
     assert f"\n`transformer {command} --help all` lists all {len(keys_of(JOBS[command]))} keys.\n" in text
-    assert "data.dev.KEY data.test.NAME.KEY data.extra.NAME.KEY\n" in text
+    assert "data.dev.KEY data.devs.NAME.KEY data.test.NAME.KEY data.extra.NAME.KEY\n" in text
     assert 3 * len(text.splitlines()) < len(printed.texts[command].splitlines())
 
 

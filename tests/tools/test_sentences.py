@@ -32,7 +32,7 @@ def report_of(**changes: Any) -> DataReport:
 @pytest.fixture
 def run_dir(spm: bytes, tmp_path: Path) -> Path:
     """A run of single sentences: one of 3,000 sources had two, and hardly one had more than 20 pieces."""
-    folder = write_run(tmp_path / "a", spm, seed=1)
+    folder = write_run(tmp_path / "a", spm, seed=1, tag="<2fr>")
     write_json(RunDir(folder).data, to_json(report_of(lines=LineCounts(several_sentences=1, usual_pieces=20))))
     return folder
 

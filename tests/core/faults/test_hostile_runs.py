@@ -365,7 +365,7 @@ def document(kind: type) -> dict[str, Any]:
             **{"skipped_updates": 0, "target_tokens": 900, "training_seconds": 1.5, "parameters": 22912},
             **{"search": search, "seed": 1, "data_digest": "d" * 64, "test_digest": "e" * 64},
             **{"validations": progress["validations"], "dev": scores, "dev_digest": "d" * 64, "average": 2},
-            "engine": "CTranslate2",
+            **{"engine": "CTranslate2", "devs": {"devs.a": scores}, "mean": {"bleu": 1.0}},
         },
         RunRecord: {
             **{"format": 2, "id": "x", "started": "2026", "versions": {"torch": "2.13"}, "data_digest": "d" * 64},
@@ -443,6 +443,10 @@ def test_from_json_refuses_other_keys_and_types(kind: type) -> None:
         changed: list[Any] = []
         if isinstance(right, dict) and path[-1] not in (
             "test_sets",
+            "devs",
+            "mean",
+            "sets",
+            "plugins",
             "versions",
             "test",
             "extra",
@@ -453,7 +457,7 @@ def test_from_json_refuses_other_keys_and_types(kind: type) -> None:
             "packages",
         ):
             changed = [{**right, "colour": "red"}]
-            needed = [key for key in right if key != "source_vocab_size"]  # which older checkpoints have not
+            needed = [key for key in right if key not in ("source_vocab_size", "plugins", "sets")]  # older ones have not
             changed += [{key: right[key] for key in right if key != missing} for missing in needed]
         wrong_of: dict[type, list[Any]] = {
             int: [True, 4.0, "4", [4], {}],
