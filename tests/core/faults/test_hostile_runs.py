@@ -457,7 +457,9 @@ def test_from_json_refuses_other_keys_and_types(kind: type) -> None:
             "packages",
         ):
             changed = [{**right, "colour": "red"}]
-            needed = [key for key in right if key not in ("source_vocab_size", "plugins", "sets")]  # older ones have not
+            needed = [
+                key for key in right if key not in ("source_vocab_size", "plugins", "sets")
+            ]  # older ones have not
             changed += [{key: right[key] for key in right if key != missing} for missing in needed]
         wrong_of: dict[type, list[Any]] = {
             int: [True, 4.0, "4", [4], {}],
