@@ -88,6 +88,12 @@ def test_plain_faults_are_said(train: list[Pair], dev: list[Pair], codes: tuple[
     assert words in "".join(found)
 
 
+def test_a_code_of_one_set_is_named_by_its_key() -> None:
+    sets = {"devs.en_de": DEV[:5], "devs.ja_de": DEV[5:10]}
+    [found] = warnings_of(sets, {"devs.en_de": ("en", "de"), "devs.ja_de": ("jp", "de")})
+    assert found.startswith("data.devs.ja_de.src_lang=jp: not a code")
+
+
 @pytest.mark.parametrize("is_checked", [True, False])
 def test_prepare_says_them_unless_it_is_told_not_to(
     is_checked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

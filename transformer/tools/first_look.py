@@ -50,9 +50,10 @@ def warnings_of(sets: Mapping[str, Sequence[Pair]], languages: Mapping[str, tupl
 def _bad_codes(languages: Mapping[str, tuple[str, str]]) -> list[str]:
     """What to say of the language of the sources, where that is no code; of the targets it is refused."""
     found = []
-    for code in dict.fromkeys(source for source, _ in languages.values()):
+    sets = {source: name for name, (source, _) in languages.items()}
+    for code, name in sets.items():
         try:
-            language_of(code, "data.src_lang")
+            language_of(code, "data.src_lang" if len(sets) == 1 else f"data.{name}.src_lang")
         except InputError as error:
             found.append(str(error))
     return found
