@@ -377,8 +377,9 @@ def _with_settings(name: str, found: Any) -> Any:
     try:
         kinds = get_type_hints(found)
         return from_json(found, {key: _typed(kinds.get(key), text) for key, text in given.items()})
-    except ValueError as error:
-        raise InputError(f"plugins.{name}: {error}") from error
+    except Exception as error:  # of another package, whatever it be
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"plugins.{name}: {reason or type(error).__name__}") from error
 
 
 def _typed(kind: Any, text: str) -> Any:

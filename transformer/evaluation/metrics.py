@@ -163,7 +163,10 @@ def _of_plugin(name: str) -> ScoreMetric:
     """A metric of another package. Raises InputError for what cannot be one."""
     metric: Any = plugins.find("score", name)
     if is_dataclass(metric) and callable(metric):  # its settings are fields, which a ScoreMetric has no room for
-        metric = metric()
+        try:
+            metric = metric()
+        except Exception as error:
+            raise _failure(name, error) from error
     if not isinstance(metric, ScoreMetric):
         raise InputError(
             f"the score {name} is of the type {type(metric).__name__}, not transformer.plugins.ScoreMetric"

@@ -18,6 +18,8 @@ from transformer.config.keys import names_of_plugins
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import TrainConfig
 from transformer.errors import InputError
+from transformer.evaluation.metrics import choose
+from transformer.plugins import ScoreMetric
 
 DEMO = ROOT / "data/demo"
 PAGE = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
@@ -164,6 +166,32 @@ def test_settings_are_typed_by_their_fields(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(plugins._settings, "limits", {key: text})
         with pytest.raises(InputError, match=rf"plugins\.limits: Limits\.{key}="):
             plugins._with_settings("limits", Limits)
+
+
+@pytest.mark.parametrize(
+    "failure", [ValueError("odd\nwidth"), TypeError("odd width"), KeyError(), ZeroDivisionError("odd")]
+)
+def test_settings_that_a_plugin_fails_at_cost_one_line(failure: Exception) -> None:
+    @dataclass
+    class Odd:
+        def __post_init__(self) -> None:
+            raise failure
+
+    with pytest.raises(InputError, match=r"^plugins\.odd: \w+") as refused:
+        plugins._with_settings("odd", Odd)
+    assert "\n" not in str(refused.value)
+
+
+def test_score_that_fails_to_be_made_costs_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Odd:
+        def __call__(self) -> ScoreMetric:
+            raise KeyError("pages")
+
+    monkeypatch.setattr(plugins, "find", lambda kind, name: Odd())
+    monkeypatch.setattr(plugins, "is_allowed", lambda kind, name: True)
+    with pytest.raises(InputError, match="odd"):
+        choose(["odd"])
 
 
 def test_runs_from_before_plugins_had_settings_are_read() -> None:
