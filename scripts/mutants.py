@@ -522,9 +522,9 @@ SURVIVORS = (
     Mutant(
         "dev BLEU is counted on lower-cased text",
         "training/validate.py",
-        "bleu = measure_bleu(hypotheses, dev.references, tgt_lang=tgt_lang, tokenize=tokenize)",
-        "lower = [[text.lower() for text in texts] for texts in (hypotheses, dev.references)]\n"
-        "    bleu = measure_bleu(*lower, tgt_lang=tgt_lang, tokenize=tokenize)",
+        "bleu = measure_bleu(found, dev.references, tgt_lang=tgt_langs[name], tokenize=tokenize)",
+        "lower = [[text.lower() for text in texts] for texts in (found, dev.references)]\n"
+        "        bleu = measure_bleu(*lower, tgt_lang=tgt_langs[name], tokenize=tokenize)",
         "core/unit/test_validate.py::test_validate_scores_cased_text",
     ),
 )
