@@ -279,7 +279,7 @@ def test_modules_end_lines_at_the_newline_only() -> None:
     assert [place(module, call) for module, call, name in calls() if name.endswith(".splitlines")] == []
 
 
-NOT_FILES = ("os.open", "Store.open", "cls.open", "from_json(SharedPrepared, shared).open")
+NOT_FILES = ("os.open", "Store.open", "cls.open")
 
 
 def test_modules_open_text_files_with_an_encoding() -> None:

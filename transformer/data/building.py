@@ -44,16 +44,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Built:
-    """A prepared corpus, opened."""
-
-    path: Path
-    store: Store
-    tokenizers: Tokenizers
-    report: BuildReport
-
-
-@dataclass(frozen=True)
 class PieceCounts:
     """What encoding tells of some pairs that are kept by their text."""
 
@@ -77,7 +67,7 @@ class _EncodedBlock:
 # ---- a prepared corpus ----------------------------------------------------------------------------------------------
 
 
-def open_built(path: Path) -> Built:
+def open_built(path: Path) -> tuple[Store, Tokenizers, BuildReport]:
     """The prepared corpus at `path`. Raises InputError where it is missing, damaged or incomplete."""
     store = Store.open(path)
     try:
@@ -85,7 +75,7 @@ def open_built(path: Path) -> Built:
         report = from_json(BuildReport, read_json(path / REPORT))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a complete prepared corpus ({error})") from error
-    return Built(path, store, tokenizers, report)
+    return store, tokenizers, report
 
 
 def build(path: Path, corpus: TrainingText, screened: Screened) -> None:

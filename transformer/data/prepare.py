@@ -9,7 +9,6 @@ every text has been read to its end. Text is read once for its digest, and three
 grow with it.
 """
 
-import json
 import logging
 import os
 import time
@@ -18,14 +17,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from transformer import plugins
 from transformer.config.jobs import TrainJob
+from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig
-from transformer.data.building import Built, build, open_built
+from transformer.data.building import build, open_built
 from transformer.data.corpus import Pair
 from transformer.data.parts import folder_of, is_begun, join_parts, retire_parts, retire_rest
-from transformer.data.report import DataReport, PairCounts, SetReport
+from transformer.data.report import BuildReport, DataReport, PairCounts, SetReport
 from transformer.data.round_trip import RoundTrip, warn_of_changes
 from transformer.data.screening import screen
 from transformer.data.store import STORE_MARKS, Mixture, Store
@@ -71,51 +72,36 @@ class Prepared:
         """Whether a run whose record has this digest was trained on the same data."""
         return digest in (self.report.digest, self.digest_of_files)
 
-    def to_share(self) -> "SharedPrepared":
-        """What another process needs to open the same, as data that can be sent to it."""
-        return SharedPrepared(
-            path=str(self.path),
-            pairs=[pairs for pairs, _ in self.mixture],
-            weights=[weight for _, weight in self.mixture],
-            report=self.report,
-            dev=json.dumps(self.dev),
-            digest_of_files=self.digest_of_files,
-        )
+    def to_share(self) -> dict[str, Any]:
+        """What another process needs to open the same, as JSON: that process scores no test sets."""
+        return {
+            "path": str(self.path),
+            "mixture": self.mixture,
+            "report": to_json(self.report),
+            "dev": self.dev,
+            "digest_of_files": self.digest_of_files,
+        }
 
-
-@dataclass(frozen=True)
-class SharedPrepared:
-    """A Prepared without its arrays and its test sets, which only the process that prepared it scores."""
-
-    path: str
-    pairs: list[int]
-    weights: list[float]
-    report: DataReport
-    dev: str  # in JSON, which has an escape for every character
-    digest_of_files: str
-
-    def open(self) -> Prepared:
-        """The same corpus in this process: mapped, without reading it or the raw text again.
+    @classmethod
+    def of_shared(cls, shared: Mapping[str, Any]) -> "Prepared":
+        """The same corpus in another process: mapped, without reading it or the raw text again.
 
         Raises InputError where the corpus is not to be found, such as on another machine without a shared disk.
         """
-        path = Path(self.path)
+        path = Path(shared["path"])
         try:
             tokenizers = Tokenizers.load(path)
         except InputError as error:
             raise InputError(f"{path}: cannot be read by every process: set data.store_dir to a shared disk") from error
-        return Prepared(
+        return cls(
             path=path,
             store=Store.open(path, is_verified=True),
-            mixture=tuple(zip(self.pairs, self.weights, strict=True)),
+            mixture=tuple((pairs, weight) for pairs, weight in shared["mixture"]),
             tokenizers=tokenizers,
-            report=self.report,
-            dev={
-                name: [(source, reference) for source, reference in pairs]
-                for name, pairs in json.loads(self.dev).items()
-            },
+            report=from_json(DataReport, shared["report"]),
+            dev={name: [(source, reference) for source, reference in pairs] for name, pairs in shared["dev"].items()},
             test={},
-            digest_of_files=self.digest_of_files,
+            digest_of_files=shared["digest_of_files"],
         )
 
 
@@ -141,32 +127,40 @@ def prepare(job: TrainJob) -> Prepared:
     digests = digest_text(corpus, store_dir)
     if job.data.check:
         _warn_of_faults(sets)
-    built = _open_or_build(store_dir / digests.of_text[:16], corpus)
+    path = store_dir / digests.of_text[:16]
+    store, tokenizers, built = _open_or_build(path, corpus)
     digests.remember(store_dir)
-    counts = dict(zip(mixture_weights, built.report.sources, strict=True))
+    counts = dict(zip(mixture_weights, built.sources, strict=True))
     if job.data.temperature is not None:
         mixture_weights = _at_temperature(mixture_weights, counts, job.data.temperature)
 
     # Report, and warn of references that no translation can match.
     left_out = dict(zip(mixture_weights, digests.left_out or [{} for _ in corpus.sets], strict=True))
     report = _data_report(
-        job.data, digests.of_text, sets, counts=counts, left_out=left_out, mixture_weights=mixture_weights, built=built
+        job.data,
+        digests.of_text,
+        sets,
+        counts=counts,
+        left_out=left_out,
+        mixture_weights=mixture_weights,
+        built=built,
+        tokenizers=tokenizers,
     )
     _log_left_out(report)
     round_trips = {f"data.{name}": set_report.references for name, set_report in report.sets.items()}
     round_trips["a sample of the training targets"] = report.targets
     of_target = models[-1]
     warn_of_changes(round_trips, of_target.config, key=of_target.key, is_given=of_target.is_given)
-    _warn_of_cut_tags(job.data, built.tokenizers.source, is_given=models[0].is_given)
+    _warn_of_cut_tags(job.data, tokenizers.source, is_given=models[0].is_given)
     if len(mixture_weights) > 1:
         _log_mixture(mixture_weights, counts)
     log.info("data ready: %s; %.1f s", _summary(report), time.monotonic() - began)
 
     return Prepared(
-        path=built.path,
-        store=built.store,
+        path=path,
+        store=store,
         mixture=tuple((counts[name].pairs_kept, weight) for name, weight in mixture_weights.items()),
-        tokenizers=built.tokenizers,
+        tokenizers=tokenizers,
         report=report,
         dev={name: sets[name].pairs or [] for name in job.data.dev_sets()},
         test={name: sets[f"test.{name}"].pairs or [] for name in job.data.test},
@@ -192,7 +186,7 @@ def _at_temperature(
     return scaled
 
 
-def _open_or_build(path: Path, corpus: TrainingText) -> Built:
+def _open_or_build(path: Path, corpus: TrainingText) -> tuple[Store, Tokenizers, BuildReport]:
     """Open the prepared corpus; if it is not there, join its parts, or screen the text and build it, under a lock.
 
     Another process may have built it by the time that this one has the lock; then that one is opened.
@@ -239,7 +233,8 @@ def _data_report(
     counts: Mapping[str, PairCounts],
     left_out: Mapping[str, dict[str, int]],
     mixture_weights: Mapping[str, float],
-    built: Built,
+    built: BuildReport,
+    tokenizers: Tokenizers,
 ) -> DataReport:
     # A set is either trained on, and has counts, or kept whole, and has pairs.
     set_reports = {}
@@ -255,7 +250,7 @@ def _data_report(
             pairs_kept=None if trained_on is None else trained_on.pairs_kept,
             references=None
             if pairs is None
-            else RoundTrip.of([reference for _, reference in pairs], built.tokenizers.target),
+            else RoundTrip.of([reference for _, reference in pairs], tokenizers.target),
             left_out=left_out.get(name, text_set.left_out),
         )
 
@@ -264,8 +259,8 @@ def _data_report(
         src_lang=data.src_lang,
         tgt_lang=data.tgt_lang,
         sets=set_reports,
-        source_vocab_size=own_source_size(built.tokenizers.vocab_sizes),
-        **{name: value for name, value in vars(built.report).items() if name != "sources"},  # which `sets` have
+        source_vocab_size=own_source_size(tokenizers.vocab_sizes),
+        **{name: value for name, value in vars(built).items() if name != "sources"},  # which `sets` have
     )
 
 

@@ -28,7 +28,7 @@ from transformer.data.augmentation import Augmentation
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.plan import Batching
-from transformer.data.prepare import Prepared, SharedPrepared, prepare
+from transformer.data.prepare import Prepared, prepare
 from transformer.data.tokenizer import Tokenizers
 from transformer.distributed import Wait, World, local_device
 from transformer.errors import CheckpointError, InputError, StorageError
@@ -181,8 +181,8 @@ def _prepare(job: TrainJob, world: World) -> Prepared:
     """What rank 0 has prepared; the other ranks neither read the text nor verify the store again."""
     return world.share(
         lambda: prepare(job),
-        pack=lambda prepared: to_json(prepared.to_share()),
-        unpack=lambda shared: from_json(SharedPrepared, shared).open(),
+        pack=Prepared.to_share,
+        unpack=Prepared.of_shared,
         wait=Wait.work,
     )
 

@@ -29,7 +29,6 @@ from support.corpora import (
 )
 from support.resumed_runs import stop_at, with_value
 from transformer.config.jobs import TrainJob
-from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import (
     Algorithm,
     DataConfig,
@@ -40,7 +39,7 @@ from transformer.config.settings import (
     TokenizerConfig,
 )
 from transformer.data.epochs import epoch_stores
-from transformer.data.prepare import Prepared, SharedPrepared, prepare
+from transformer.data.prepare import Prepared, prepare
 from transformer.data.store import Store
 from transformer.data.tokenizer import train_tokenizer
 from transformer.decoding.loading import load_translator
@@ -436,7 +435,7 @@ def test_init_from_refuses_a_vocabulary_that_its_run_has_not(
 def test_prepared_corpus_is_opened_by_other_processes(corpus: DataConfig, tmp_path: Path) -> None:
     prepared = prepare(two(tiny_job(tmp_path / "a", corpus)))
     prepared.dev["dev"][0] = ("a\0b\u2028", "ü\x85\ud7ff")  # whatever a line of a file may hold
-    opened: Prepared = from_json(SharedPrepared, to_json(prepared.to_share())).open()
+    opened = Prepared.of_shared(json.loads(json.dumps(prepared.to_share())))
     assert opened.dev == prepared.dev
     assert opened.tokenizers.models == prepared.tokenizers.models
     assert list(opened.tokenizers.models) == list(FILES)
