@@ -555,8 +555,8 @@ FOUND = (
     Mutant(
         "a part is encoded of whatever text is there",
         "data/parts.py",
-        "        one.check(plan.parts)",
-        "        pass",
+        "                _check_unchanged(shard, of_shard, plan.parts)\n",
+        "",
         "core/commands/test_prepare_parts.py::test_prepare_refuses_a_part_of_other_text_than_part_0_has_read",
     ),
     Mutant(

@@ -1,11 +1,10 @@
 """Pairs changed as text in the wild is, in upper case or with typos: where the core meets the plug-ins that do it.
 
 In training, an `Augmentation` changes some pairs of each epoch (see `epochs`). A development or test set can be changed
-as a whole (`Change`), which shows what a model bears.
+as a whole (`change_all`), which shows what a model bears.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -25,15 +24,8 @@ class Augmentation(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Change:
-    """What is done to every pair of a set."""
-
-    name: str  # of a plug-in
-    languages: tuple[str, str]
-
-    def pairs(self, pairs: Iterable[Pair], *, first: int) -> Iterator[Pair]:
-        """The pairs, changed by their numbers alone, of which the first is given."""
-        augment = plugins.find("augment", self.name)
-        for number, pair in enumerate(pairs, first):
-            yield augment(pair, self.languages, Random(seed_for(number)).random)
+def change_all(pairs: Iterable[Pair], name: str, *, languages: tuple[str, str], first: int) -> Iterator[Pair]:
+    """Every pair of a set as the plug-in `name` changes it, by its number alone, of which the first is given."""
+    augment = plugins.find("augment", name)
+    for number, pair in enumerate(pairs, first):
+        yield augment(pair, languages, Random(seed_for(number)).random)

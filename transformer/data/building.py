@@ -80,7 +80,7 @@ def open_built(path: Path) -> tuple[Store, Tokenizers, BuildReport]:
 
 def build(path: Path, corpus: TrainingText, screened: Screened) -> None:
     """Write the store into the directory `path`, with the tokenizer's model and the report beside it."""
-    text = screened.count()
+    text = screened.counts
     kept_by_text = screened.kept_by_text
     tokenizers = Tokenizers.of(train_models(corpus, kept_by_text), path)
 

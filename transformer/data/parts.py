@@ -175,9 +175,7 @@ def _find_plan(folder: Path, parts: int) -> Plan:
 def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int, path: Path) -> None:
     """Write the store of a part into `path`. Raises InputError where the text is not what part 0 has read."""
     start, end = plan.starts[number : number + 2]
-    ranges = _cut(plan, corpus, start, end)
-    for one in ranges:
-        one.check(plan.parts)
+    streams = _open_range(plan, corpus, start, end)
     with (folder / PLAN / KEPT).open("rb") as file:
         file.seek(start)
         kept = file.read(end - start)
@@ -187,7 +185,7 @@ def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int, pa
     log.info("encoding %s pairs", f"{kept.count(1):,}")
     with closing(store_writer(path, tokenizers)) as writer:
         pieces = encode_pairs(
-            compress(chain.from_iterable(one.pairs() for one in ranges), kept),
+            compress(chain.from_iterable(streams), kept),
             writer,
             tokenizers,
             corpus=corpus,
@@ -197,32 +195,12 @@ def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int, pa
         writer.finish({plan.counts(number): encode_json(to_json(pieces))})
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Neighbouring pairs of one shard of a training set."""
+def _open_range(plan: Plan, corpus: TrainingText, start: int, end: int) -> list[Iterator[Pair]]:
+    """The pairs from `start` to `end` of those of all the sets, with their tags, from each shard that has some.
 
-    shard: Source
-    known: Sequence[FileReport]  # the files of the shard, as part 0 has read them
-    first: int  # pair of the shard
-    end: int
-
-    def pairs(self) -> Iterator[Pair]:
-        """The pairs, with the tag of their set. What is before them is read, too: a stream has no other way in."""
-        return islice(self.shard.tagged_pairs(skip=self.first), self.end - self.first)
-
-    def check(self, parts: int) -> None:
-        """Raise InputError unless the files hold what part 0 has read."""
-        for path, known in zip(self.shard.files.values(), self.known, strict=True):
-            found, _ = describe_file(path, "data.train")
-            if found.sha256 != known.sha256:
-                raise InputError(
-                    f"{path}: the text has changed since part 0 read it: restore it, or give part=0/{parts} again"
-                )
-
-
-def _cut(plan: Plan, corpus: TrainingText, start: int, end: int) -> list[_Range]:
-    """Where the pairs from `start` to `end` are, of those of all the sets. Shards without such pairs are left out."""
-    ranges = []
+    Raises InputError where the files of such a shard do not hold what part 0 has read.
+    """
+    streams: list[Iterator[Pair]] = []
     before = 0  # pairs of the shards that came before
     for text_set, files, counts in zip(corpus.sets, plan.files, plan.shards, strict=True):
         known = iter(files.values())
@@ -230,9 +208,20 @@ def _cut(plan: Plan, corpus: TrainingText, start: int, end: int) -> list[_Range]
             of_shard = list(islice(known, len(shard.files)))
             first, last = max(start - before, 0), min(end - before, pairs)
             if first < last:
-                ranges.append(_Range(shard, of_shard, first, last))
+                _check_unchanged(shard, of_shard, plan.parts)
+                # What is before them is read, too: a stream has no other way in.
+                streams.append(islice(shard.tagged_pairs(skip=first), last - first))
             before += pairs
-    return ranges
+    return streams
+
+
+def _check_unchanged(shard: Source, files: Sequence[FileReport], parts: int) -> None:
+    for path, known in zip(shard.files.values(), files, strict=True):
+        found, _ = describe_file(path, "data.train")
+        if found.sha256 != known.sha256:
+            raise InputError(
+                f"{path}: the text has changed since part 0 read it: restore it, or give part=0/{parts} again"
+            )
 
 
 def _open_part(path: Path, plan: Plan, number: int) -> tuple[PieceCounts, Ids] | None:
@@ -263,7 +252,7 @@ def _make_plan(folder: Path, corpus: TrainingText, parts: int) -> None:
         digests.remember(folder.parent)
         screened = screen(corpus)
         kept = screened.kept_by_text
-        plan = Plan(parts, digests, files, screened.shards, _starts(kept, parts), screened.count())
+        plan = Plan(parts, digests, files, screened.shards, _starts(kept, parts), screened.counts)
         contents = {
             f"{PLAN}.json": encode_json(to_json(plan)),
             KEPT: kept,

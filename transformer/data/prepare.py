@@ -271,7 +271,7 @@ def _warn_of_faults(sets: Mapping[str, TextSet]) -> None:
             name: list(islice(text_set.source.pairs(), CHECKED)) if text_set.pairs is None else text_set.pairs
             for name, text_set in sets.items()
         }
-        languages = {name: text_set.languages for name, text_set in sets.items()}
+        languages = {name: text_set.source.languages for name, text_set in sets.items()}
         for warning in plugins.find("lines", "faults")(first, languages):
             log.warning("%s (`transformer doctor` tells more)", warning)
 

@@ -8,7 +8,7 @@ A verdict takes a byte a pair. A pair that is kept here may still be dropped for
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from transformer.data.corpus import DUPLICATE, EMPTY, IDENTICAL, KEPT, screen_pairs
@@ -43,55 +43,39 @@ class TextCounts:
 class Screened:
     """The outcome of the first reading."""
 
-    verdicts: list[bytes]  # of each set, as `screen_pairs` gives them, with those of the detectors
+    kept_by_text: bytes  # a byte for each pair of all the sets: 1 for a pair that is kept, else 0
     shards: list[list[int]]  # of each set: the pairs of each of its shards
-    detectors: list[str] = field(default_factory=list)  # in the order in which they were asked
-    samples: dict[str, list[DroppedPair]] = field(default_factory=dict)  # by detector
-
-    @property
-    def kept_by_text(self) -> bytes:
-        """A byte for each pair of all the sets: 1 for a pair that is kept, else 0."""
-        return b"".join(self.verdicts).translate(KEPT_MASK)
-
-    def count(self) -> TextCounts:
-        """What the report says of them."""
-        return TextCounts(
-            read=[len(verdicts) for verdicts in self.verdicts],
-            kept=[verdicts.count(KEPT) for verdicts in self.verdicts],
-            dropped={
-                reason: sum(verdicts.count(code) for verdicts in self.verdicts)
-                for code, reason in (REASONS | dict(enumerate(self.detectors, FIRST_DETECTOR))).items()
-            },
-            samples=self.samples,
-        )
+    counts: TextCounts
 
 
 def screen(corpus: TrainingText) -> Screened:
     """Read all of the text and judge every pair. Raises InputError where it cannot be read, and where none is kept."""
     shards = [text_set.source.parts() for text_set in corpus.sets]
     found = iter(screen_pairs([shard.pairs() for shard in chain.from_iterable(shards)], corpus.filters))
-    verdicts = [list(islice(found, len(of_set))) for of_set in shards]
-    screened = _clean(
-        corpus,
-        Screened([b"".join(of_set) for of_set in verdicts], [[len(shard) for shard in of_set] for of_set in verdicts]),
+    of_shards = [list(islice(found, len(of_set))) for of_set in shards]
+    verdicts = [bytearray().join(of_set) for of_set in of_shards]
+    detectors, samples = _clean(corpus, verdicts)
+
+    reasons = REASONS | dict(enumerate(detectors, FIRST_DETECTOR))
+    counts = TextCounts(
+        read=[len(of_set) for of_set in verdicts],
+        kept=[of_set.count(KEPT) for of_set in verdicts],
+        dropped={reason: sum(of_set.count(code) for of_set in verdicts) for code, reason in reasons.items()},
+        samples=samples,
     )
-    counts = screened.count()
     refuse_empty(sum(counts.kept), corpus, counts.dropped)
-    return screened
+    kept_by_text = b"".join(of_set.translate(KEPT_MASK) for of_set in verdicts)
+    return Screened(kept_by_text, [[len(shard) for shard in of_set] for of_set in of_shards], counts)
 
 
-def _clean(corpus: TrainingText, screened: Screened) -> Screened:
-    """The verdicts, with those of the detectors on the pairs that were kept, and samples of what these drop."""
+def _clean(corpus: TrainingText, verdicts: list[bytearray]) -> tuple[list[str], dict[str, list[DroppedPair]]]:
+    """Give the verdicts of the detectors on the pairs that were kept; their names, and samples of what they drop."""
     screens = screens_of(corpus.filters.doctor or [])
-    if not screens:
-        return screened
-
     detectors = [name for _, names in screens for name in names]
-    log.info("looking for faults: %s", ", ".join(detectors))
-    verdicts = []
+    if screens:
+        log.info("looking for faults: %s", ", ".join(detectors))
     samples: dict[str, list[DroppedPair]] = {}
-    for number, text_set in enumerate(corpus.sets):
-        codes = bytearray(screened.verdicts[number])
+    for number, (text_set, codes) in enumerate(zip(corpus.sets, verdicts, strict=True)):
         for one, names in screens:
             faults = one.find_faults(text_set.source.pairs, names, text_set.codes)
             for index, (fault, pair) in enumerate(zip(faults, text_set.source.pairs(), strict=True)):
@@ -102,8 +86,7 @@ def _clean(corpus: TrainingText, screened: Screened) -> Screened:
                 if len(shown) < SAMPLES:
                     texts = (text[:SHOWN].replace("\0", "\ufffd") for text in pair)  # no record may hold a NUL
                     shown.append(DroppedPair(number, index + 1, *texts))
-        verdicts.append(bytes(codes))
-    return Screened(verdicts, screened.shards, detectors, samples)
+    return detectors, samples
 
 
 def refuse_empty(kept: int, corpus: TrainingText, dropped: dict[str, int]) -> None:

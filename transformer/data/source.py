@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 from transformer import plugins
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
-from transformer.data.augmentation import Change
+from transformer.data.augmentation import change_all
 from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import Pair, read_pairs, with_tag
 from transformer.data.hub import GATED, dataset_revision, first_cause, is_gated
@@ -104,14 +104,6 @@ class DatasetOrigin(HubDataset):
         return {"corpus": None, **table}
 
 
-@dataclass(frozen=True)
-class _About:
-    """The record beside a copy, by which a complete one is known."""
-
-    origin: DatasetOrigin
-    bytes: list[int]  # the size of each side's file
-
-
 # Writes the pairs of a copy that is made in a folder, by the function that it is given, and says what they are.
 _Fill = Callable[[Path, Callable[[str, str], None]], DatasetOrigin]
 
@@ -124,7 +116,8 @@ class Source:
     columns: Columns | None = None  # of tables
     origin: DatasetOrigin | None = None  # of a copy
     tag: str | None = None  # that a model reads in front of each source
-    change: Change | None = None  # of every pair
+    languages: Columns = ("", "")  # of both sides, as they are set
+    augment: str | None = None  # what every pair is changed by
 
     @property
     def files(self) -> dict[str, Path]:
@@ -158,7 +151,9 @@ class Source:
         """
         readings = (self._read(shard, left_out, skip) for shard in self.shards)
         pairs = next(readings) if len(self.shards) == 1 else chain.from_iterable(readings)
-        return pairs if self.change is None else self.change.pairs(pairs, first=skip)
+        if self.augment is None:
+            return pairs
+        return change_all(pairs, self.augment, languages=self.languages, first=skip)
 
     def _read(self, shard: Shard, left_out: Counter[str] | None, skip: int) -> Iterator[Pair]:
         if self.columns is None:
@@ -179,8 +174,8 @@ class Source:
 
         Raises InputError as `pairs` does, and where there is none.
         """
-        if self.change is not None:
-            log.info("%s: every pair is changed: augment=%s", key, self.change.name)
+        if self.augment is not None:
+            log.info("%s: every pair is changed: augment=%s", key, self.augment)
         pairs = list(self.tagged_pairs(left_out))
         if not pairs:
             raise InputError(f"{next(iter(self.files.values()))}: there is no sentence in it: check {key}")
@@ -225,8 +220,7 @@ def resolve_source(pair: PairConfig, key: str, *, languages: Columns, store_dir:
     reader = _reader_of(pair)
     _refuse_unused(pair, key, *reader.unused)
     found = reader.find(Named(pair, key, languages, store_dir / "copies"))
-    change = None if pair.augment is None else Change(pair.augment, languages)
-    return replace(found, tag=pair.tag, change=change)
+    return replace(found, tag=pair.tag, languages=languages, augment=pair.augment)
 
 
 def is_copied(pair: PairConfig) -> bool:
@@ -404,9 +398,10 @@ def _copy_once(named: Named, identity: Sequence[object], fill: _Fill) -> Source:
 def _read_origin(path: Path) -> DatasetOrigin | None:
     """What a copy was made from; None where there is no copy, or a damaged one."""
     try:
-        about = from_json(_About, read_json(path / ABOUT), complete=True)
-        return about.origin if about.bytes == _sizes(path) else None
-    except (OSError, ValueError):
+        about = read_json(path / ABOUT)
+        origin = from_json(DatasetOrigin, about["origin"], complete=True)
+        return origin if about == {"origin": about["origin"], "bytes": _sizes(path)} else None
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
@@ -439,8 +434,8 @@ def _copy(folder: Path, fill: _Fill) -> None:
 
         origin = fill(folder, write)
 
-    about = _About(origin, _sizes(folder))
-    write_new(folder / ABOUT, encode_json(to_json(about)))
+    about = {"origin": to_json(origin), "bytes": _sizes(folder)}  # by which a complete copy is known
+    write_new(folder / ABOUT, encode_json(about))
     for name in COPY_FILES:
         sync(folder / name)
 

@@ -41,7 +41,6 @@ class TextSet:
     """A configured set of pairs, whose files have been found."""
 
     source: Source
-    languages: tuple[str, str]  # of both sides, as they are set
     files: dict[str, FileReport] = field(default_factory=dict)  # empty: they have not been digested
     is_plain_text: bool = False  # whether the digests of its files are those of its text: see `digest_lines`
     pairs: list[Pair] | None = None  # None: of a training set, which is read block by block
@@ -50,7 +49,7 @@ class TextSet:
     @property
     def codes(self) -> tuple[str, str]:
         """The languages as the detectors know them."""
-        source, target = self.languages
+        source, target = self.source.languages
         return language_of(source, "data.src_lang"), language_of(target, "data.tgt_lang")
 
     @property
@@ -158,8 +157,7 @@ def configured_sets(data: DataConfig) -> dict[str, PairConfig]:
 
 def find_set(pair: PairConfig, name: str, data: DataConfig, *, store_dir: Path) -> TextSet:
     """Find the files of a set. Raises InputError."""
-    languages = data.languages_of(name)
-    return TextSet(resolve_source(pair, f"data.{name}", languages=languages, store_dir=store_dir), languages)
+    return TextSet(resolve_source(pair, f"data.{name}", languages=data.languages_of(name), store_dir=store_dir))
 
 
 def open_sets(data: DataConfig, store_dir: Path) -> dict[str, TextSet]:
