@@ -92,7 +92,7 @@ def build(path: Path, corpus: TrainingText, screened: Screened) -> None:
             tokenizers,
             corpus=corpus,
             kept_by_text=text.kept,
-            sampled_every=sampled_every(text),
+            text=text,
         )
         tokens = TokenCounts(writer.tokens(0), writer.tokens(1))
         writer.finish(
@@ -182,11 +182,6 @@ def store_writer(path: Path, tokenizers: Tokenizers) -> StoreWriter:
     return StoreWriter(path, max(tokenizer.vocab_size for tokenizer in tokenizers.sides))
 
 
-def sampled_every(text: TextCounts) -> int:
-    """How far apart, in a block, the targets are of which the round trip is checked."""
-    return max(1, sum(text.kept) // SAMPLED_TARGETS)
-
-
 def encode_pairs(
     pairs: Iterator[Pair],
     writer: StoreWriter,
@@ -194,13 +189,14 @@ def encode_pairs(
     *,
     corpus: TrainingText,
     kept_by_text: Sequence[int],
-    sampled_every: int,
+    text: TextCounts,
 ) -> PieceCounts:
     """Encode pairs, with the tags of their sets, and write those whose numbers of pieces pass the filters.
 
-    `kept_by_text` is how many of them are of each set.
+    `kept_by_text` is how many of them are of each set; `text` is of the whole corpus, of which they may be a part.
     """
     filters = corpus.filters
+    sampled_every = max(1, sum(text.kept) // SAMPLED_TARGETS)  # how far apart those are, in a block, that are checked
     kept = bytearray()  # 1 for a pair that is written
     dropped = Counter(dict.fromkeys(REASONS[3:], 0))
     sampled_targets: list[str] = []

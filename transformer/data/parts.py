@@ -31,7 +31,6 @@ from transformer.data.building import (
     PieceCounts,
     encode_pairs,
     report_of,
-    sampled_every,
     store_writer,
     sum_counts,
     train_models,
@@ -190,7 +189,7 @@ def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int, pa
             tokenizers,
             corpus=corpus,
             kept_by_text=[kept.count(1, max(first, 0), max(last, 0)) for first, last in borders],
-            sampled_every=sampled_every(plan.text),
+            text=plan.text,
         )
         writer.finish({plan.counts(number): encode_json(to_json(pieces))})
 
