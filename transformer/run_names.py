@@ -1,7 +1,7 @@
 """What names a run or a model: a path of this machine, or something that a source of models knows (`hf:OWNER/NAME`).
 
-run_path    what `run_dir` names   -> the run directory to read
-located     what `init_from` names -> the run directory or checkpoint to begin from
+run_path            what `run_dir` names   -> the run directory to read
+resolve_init_from   what `init_from` names -> the run directory or checkpoint to begin from
 """
 
 import os
@@ -29,7 +29,7 @@ def pinned(source: str, key: str) -> str:
     return source if models is None else models.pinned(source, key)
 
 
-def located(job: TrainJob) -> TrainJob:
+def resolve_init_from(job: TrainJob) -> TrainJob:
     """The job with `init_from` as a run directory or checkpoint: what was published is imported first, once.
 
     Once the run has a checkpoint of its own, nothing is looked for. Raises InputError and StorageError.

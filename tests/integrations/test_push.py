@@ -21,7 +21,7 @@ from support.hub import TOKEN, ModelHub, client_of, model_hub
 from transformer.config.jobs import EvaluateJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, LineFormat, PairConfig, TokenizerConfig
-from transformer.data.listed import with_list
+from transformer.data.piece_list import with_list
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
 from transformer.integrations.published.run import run_path
 from transformer.integrations.push.command import Pushed, format_pushed, push

@@ -180,9 +180,9 @@ def _prepare(job: PrepareJob) -> "Prepared | None":
 
     found: TrainJob = job
     if job.init_from is not None:  # a model, which torch reads: without one, no second is spent on its import
-        from transformer.run_names import located
+        from transformer.run_names import resolve_init_from
 
-        found = located(job)
+        found = resolve_init_from(job)
     share = job.share()
     if share is None:
         return prepare(found)

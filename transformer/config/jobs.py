@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeVar
 
-from transformer.config.primitives import made_again
+from transformer.config.primitives import validated_copy
 from transformer.config.settings import (
     MOST_BEAM,
     SAMPLES_TO_RERANK,
@@ -82,7 +82,7 @@ def checked(kind: type[J], job: object) -> J:
     if not isinstance(job, kind):
         raise InputError(f"expected a {kind.__name__}, not a {type(job).__name__}: make one with transformer.compose")
     try:
-        again = made_again(type(job), job, "job")
+        again = validated_copy(type(job), job, "job")
         again.check_plugins()
         return again
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Dataclasses to JSON primitives and back, typed and checked on the way in.
 
 `to_json` and `from_json` are inverses. Enums are written by name. JSON has no word for a number that is not finite: it
-becomes null, and comes back as NaN. `made_again` checks a dataclass in the same way, without JSON between.
+becomes null, and comes back as NaN. `validated_copy` checks a dataclass in the same way, without JSON between.
 """
 
 import math
@@ -48,7 +48,7 @@ def from_json(kind: type[T], data: object, *, complete: bool = False) -> T:
     return cast(T, _from_primitive(kind, data, kind.__name__, complete=complete))
 
 
-def made_again(kind: type[T], instance: object, place: str) -> T:
+def validated_copy(kind: type[T], instance: object, place: str) -> T:
     """An instance from the values that another one has now, typed and checked: its fields may have been changed.
 
     `place` is what errors call it. Raises ValueError as `from_json` does, and for numbers that are not finite.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from transformer.data.keyed import permuted
+from transformer.data.counter_rng import permuted
 from transformer.data.store import Ids, Mixture
 from transformer.seeding import seed_for
 
@@ -28,7 +28,7 @@ _FRACTIONS = 0x77656967  # names the random numbers that decide about the fracti
 _CHAPTERS = 0x63686170  # names those that decide about the chapters
 
 
-class _Part(NamedTuple):
+class _Copy(NamedTuple):
     """Pairs that an epoch has once, each with the same probability: a corpus, one of its copies, or their fraction."""
 
     first: int  # id
@@ -43,24 +43,24 @@ def count_chapters(mixture: Mixture) -> int:
 
 
 def chapter_pairs(mixture: Mixture, *, seed: int, epoch: int, chapter: int) -> Ids:
-    """The ids of a chapter's pairs, `(m,)`, those of each part in ascending order.
+    """The ids of a chapter's pairs, `(m,)`, those of each copy in ascending order.
 
     In an epoch, each pair is there as often as the whole part of its weight says, and once more with its fraction as
     the probability.
     """
     places = _chapter_places(mixture, seed=seed, epoch=epoch, chapter=chapter)
-    parts = _parts(mixture)
-    ends = np.cumsum([part.size for part in parts]).tolist()
+    copies = _copies(mixture)
+    ends = np.cumsum([copy.size for copy in copies]).tolist()
     cuts = np.searchsorted(places, ends).tolist()
 
     # From places to ids, in place; and which of them are there.
     is_there = np.ones(len(places), bool)
     begin = 0
-    for part, last, cut in zip(parts, ends, cuts, strict=True):
+    for copy, last, cut in zip(copies, ends, cuts, strict=True):
         ids = places[begin:cut]  # a view: what is written into it is written into `places`
-        ids += part.first - (last - part.size)
-        if part.probability < 1.0:
-            is_there[begin:cut] = _are_drawn(ids, part, seed=seed, epoch=epoch)
+        ids += copy.first - (last - copy.size)
+        if copy.probability < 1.0:
+            is_there[begin:cut] = _are_drawn(ids, copy, seed=seed, epoch=epoch)
         begin = cut
     return places if is_there.all() else places[is_there]
 
@@ -74,21 +74,21 @@ def blocks(count: int) -> Iterator[slice]:
 # ---- places ---------------------------------------------------------------------------------------------------------
 
 
-def _parts(mixture: Mixture) -> list[_Part]:
-    """The parts of an epoch, end to end."""
-    parts = []
+def _copies(mixture: Mixture) -> list[_Copy]:
+    """The copies that an epoch has of its corpora, end to end."""
+    copies = []
     first = 0
     for count, weight in mixture:
         fraction, whole = math.modf(weight)
-        parts += [_Part(first, count, 1.0)] * int(whole)
+        copies += [_Copy(first, count, 1.0)] * int(whole)
         if fraction:
-            parts.append(_Part(first, count, fraction))
+            copies.append(_Copy(first, count, fraction))
         first += count
-    return parts
+    return copies
 
 
 def _count_places(mixture: Mixture) -> int:
-    return sum(part.size for part in _parts(mixture))
+    return sum(copy.size for copy in _copies(mixture))
 
 
 def _chapter_places(mixture: Mixture, *, seed: int, epoch: int, chapter: int) -> Ids:
@@ -108,18 +108,18 @@ def _chapter_places(mixture: Mixture, *, seed: int, epoch: int, chapter: int) ->
     return places.astype(np.int64)
 
 
-def _are_drawn(ids: Ids, part: _Part, *, seed: int, epoch: int) -> npt.NDArray[np.bool_]:
-    """Which of these pairs of a part, ascending, an epoch has.
+def _are_drawn(ids: Ids, copy: _Copy, *, seed: int, epoch: int) -> npt.NDArray[np.bool_]:
+    """Which of these pairs of a copy, ascending, an epoch has.
 
     The number that decides about pair i is the i-th of its stream, whatever lies before it in the mixture, and whatever
     chapter it is in.
     """
-    random = np.random.PCG64(seed_for(seed, epoch, _FRACTIONS)).advance(part.first)
-    limit = np.uint64(part.probability * 2**64)
+    random = np.random.PCG64(seed_for(seed, epoch, _FRACTIONS)).advance(copy.first)
+    limit = np.uint64(copy.probability * 2**64)
     are_drawn = np.empty(len(ids), bool)
-    for block in blocks(part.size):
+    for block in blocks(copy.size):
         numbers = random.random_raw(block.stop - block.start)
-        first = part.first + block.start
+        first = copy.first + block.start
         begin, end = np.searchsorted(ids, [first, first + len(numbers)])
         are_drawn[begin:end] = numbers[ids[begin:end] - first] < limit
     return are_drawn

@@ -75,12 +75,12 @@ class EpochStores:
             name for name, maker in made_by.items() if maker is not None
         )  # empty: there is none
 
-        # The parts of an epoch's store, and where each begins there and in the corpus.
-        parts = _copies_apart(mixture) if self.changes else [(0, len(corpus), 1.0)]
-        self.mixture = [(count, weight) for _, count, weight in parts] if self.changes else mixture
-        counts = [count for _, count, _ in parts]
+        # The copies of corpora in the store of an epoch, and where each begins there and in the corpus.
+        copies = _copies_apart(mixture) if self.changes else [(0, len(corpus), 1.0)]
+        self.mixture = [(count, weight) for _, count, weight in copies] if self.changes else mixture
+        counts = [count for _, count, _ in copies]
         self._starts = np.cumsum([0, *counts[:-1]])
-        self._corpus_starts = np.array([start for start, _, _ in parts])
+        self._corpus_starts = np.array([start for start, _, _ in copies])
         self._count = sum(counts)
 
         self._maker = ThreadPoolExecutor(1, "epoch")  # which starts no thread before it has work
@@ -109,8 +109,8 @@ class EpochStores:
 
     def corpus_ids(self, ids: Ids) -> Ids:
         """The pairs of the corpus that these pairs of an epoch's store are, or are copies of."""
-        part = self._starts.searchsorted(ids, side="right") - 1
-        return ids - self._starts[part] + self._corpus_starts[part]
+        copy = self._starts.searchsorted(ids, side="right") - 1
+        return ids - self._starts[copy] + self._corpus_starts[copy]
 
     @property
     def plain_lengths(self) -> Lengths:
@@ -201,18 +201,18 @@ class EpochStores:
 
 
 def _copies_apart(mixture: Mixture) -> list[tuple[int, int, float]]:
-    """The parts of a store with a pair for each copy: the first pair of each in the corpus, its pairs, and its weight.
+    """The copies in a store with a pair for each: first pair in the corpus, number of pairs, and weight.
 
     First every corpus, then those with a second copy, and so on; a weight of 2.5 becomes 1, 1 and 0.5.
     """
-    parts = []
+    copies = []
     for copy in range(math.ceil(max(weight for _, weight in mixture))):
         start = 0  # of the corpus
         for count, weight in mixture:
             if weight > copy:
-                parts.append((start, count, min(1.0, weight - copy)))
+                copies.append((start, count, min(1.0, weight - copy)))
             start += count
-    return parts
+    return copies
 
 
 def _choose(is_first: npt.NDArray[np.bool_], first: Sentences, second: Sentences) -> Sentences:

@@ -81,7 +81,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Plan:
+class PartsPlan:
     """What part 0 finds out, and the others go by."""
 
     parts: int
@@ -155,7 +155,7 @@ def _joined_store(folder: Path) -> str | None:
         return None
 
 
-def _find_plan(folder: Path, parts: int) -> Plan:
+def _find_plan(folder: Path, parts: int) -> PartsPlan:
     """The plan that part 0 has made. Raises TooEarly where there is none, InputError for one of other parts."""
     try:
         plan = _read_plan(folder)
@@ -171,7 +171,7 @@ def _find_plan(folder: Path, parts: int) -> Plan:
     return plan
 
 
-def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int, path: Path) -> None:
+def _encode_part(folder: Path, plan: PartsPlan, corpus: TrainingText, number: int, path: Path) -> None:
     """Write the store of a part into `path`. Raises InputError where the text is not what part 0 has read."""
     start, end = plan.starts[number : number + 2]
     streams = _open_range(plan, corpus, start, end)
@@ -194,7 +194,7 @@ def _encode_part(folder: Path, plan: Plan, corpus: TrainingText, number: int, pa
         writer.finish({plan.counts(number): encode_json(to_json(pieces))})
 
 
-def _open_range(plan: Plan, corpus: TrainingText, start: int, end: int) -> list[Iterator[Pair]]:
+def _open_range(plan: PartsPlan, corpus: TrainingText, start: int, end: int) -> list[Iterator[Pair]]:
     """The pairs from `start` to `end` of those of all the sets, with their tags, from each shard that has some.
 
     Raises InputError where the files of such a shard do not hold what part 0 has read.
@@ -203,7 +203,7 @@ def _open_range(plan: Plan, corpus: TrainingText, start: int, end: int) -> list[
     before = 0  # pairs of the shards that came before
     for text_set, files, counts in zip(corpus.sets, plan.files, plan.shards, strict=True):
         known = iter(files.values())
-        for shard, pairs in zip(text_set.source.parts(), counts, strict=True):
+        for shard, pairs in zip(text_set.source.by_shard(), counts, strict=True):
             of_shard = list(islice(known, len(shard.files)))
             first, last = max(start - before, 0), min(end - before, pairs)
             if first < last:
@@ -223,7 +223,7 @@ def _check_unchanged(shard: Source, files: Sequence[FileReport], parts: int) -> 
             )
 
 
-def _open_part(path: Path, plan: Plan, number: int) -> tuple[PieceCounts, Ids] | None:
+def _open_part(path: Path, plan: PartsPlan, number: int) -> tuple[PieceCounts, Ids] | None:
     """What was counted of a part, and its tokens on either side `(2,)`.
 
     None unless it is whole, of this plan, and the part of this number: a copy between machines may be of another.
@@ -251,7 +251,7 @@ def _make_plan(folder: Path, corpus: TrainingText, parts: int) -> None:
         digests.remember(folder.parent)
         screened = screen(corpus)
         kept = screened.kept_by_text
-        plan = Plan(parts, digests, files, screened.shards, _starts(kept, parts), screened.counts)
+        plan = PartsPlan(parts, digests, files, screened.shards, _starts(kept, parts), screened.counts)
         contents = {
             f"{PLAN}.json": encode_json(to_json(plan)),
             KEPT: kept,
@@ -262,12 +262,12 @@ def _make_plan(folder: Path, corpus: TrainingText, parts: int) -> None:
     build(folder / PLAN, fill, marks=[MANIFEST, f"{PLAN}.json"])
 
 
-def _read_plan(folder: Path) -> Plan:
+def _read_plan(folder: Path) -> PartsPlan:
     """The plan that part 0 has made. Raises InputError where there is none, or a damaged one."""
     with open_sealed(folder / PLAN, partial(from_json, Sealed), InputError) as plan:
         plan.verify()
         with plan.file(f"{PLAN}.json") as file:
-            return from_json(Plan, parse_json(file))
+            return from_json(PartsPlan, parse_json(file))
 
 
 def _digests_of(files: Sequence[Mapping[str, FileReport]]) -> list[list[str]]:

@@ -50,7 +50,7 @@ class Screened:
 
 def screen(corpus: TrainingText) -> Screened:
     """Read all of the text and judge every pair. Raises InputError where it cannot be read, and where none is kept."""
-    shards = [text_set.source.parts() for text_set in corpus.sets]
+    shards = [text_set.source.by_shard() for text_set in corpus.sets]
     found = iter(screen_pairs([shard.pairs() for shard in chain.from_iterable(shards)], corpus.filters))
     of_shards = [list(islice(found, len(of_set))) for of_set in shards]
     verdicts = [bytearray().join(of_set) for of_set in of_shards]

@@ -139,7 +139,7 @@ class Source:
             and all(path.suffix not in COMPRESSIONS for path in self.files.values())
         )
 
-    def parts(self) -> list["Source"]:
+    def by_shard(self) -> list["Source"]:
         """Each shard as a source of its own."""
         return [replace(self, shards=[shard]) for shard in self.shards]
 

@@ -21,8 +21,8 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from transformer.data.keyed import Keys, Scores, mix, state, uniform
-from transformer.data.listed import Piece
+from transformer.data.counter_rng import Keys, Scores, mix, state, uniform
+from transformer.data.piece_list import Piece
 from transformer.data.store import Ids, Sentences
 from transformer.errors import InputError
 from transformer.seeding import seed_for

@@ -1,6 +1,6 @@
 """SentencePiece: one model for both languages or one for each, with the fixed ids pad 0, unknown 1, begin 2, end 3.
 
-The ids are the model's own, or those of a list that comes with it (see `listed`).
+The ids are the model's own, or those of a list that comes with it (see `piece_list`).
 Encoding gives pieces only: BOS and EOS are added where batches are made. Decoding drops them. Whitespace of any kind is
 encoded as a space, as scorers see it: a tab or a no-break space shall not be an unknown character.
 """
@@ -18,7 +18,7 @@ from typing import cast
 import sentencepiece
 
 from transformer.config.settings import TokenizerConfig
-from transformer.data.listed import SPACE, ListedPieces, Piece, is_text, split_list
+from transformer.data.piece_list import SPACE, ListedPieces, Piece, is_text, split_list
 from transformer.errors import InputError
 from transformer.files import open_regular
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Real
 
 from transformer.arguments import check_flag, shown, whole
-from transformer.config.primitives import made_again
+from transformer.config.primitives import validated_copy
 from transformer.config.settings import EngineType, SampleConfig, SearchConfig, SearchOverride
 from transformer.decoding.sampling import Sampling
 from transformer.errors import InputError
@@ -15,7 +15,7 @@ def check_search(search: SearchConfig) -> None:
     if not isinstance(search, SearchConfig):
         raise InputError(f"search={shown(search)} must be a SearchConfig, such as translator.search")
     try:
-        made_again(SearchConfig, search, "search")
+        validated_copy(SearchConfig, search, "search")
     except ValueError as error:
         raise InputError(str(error)) from None
 

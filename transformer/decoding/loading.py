@@ -32,7 +32,7 @@ from transformer.config.settings import (
     SearchConfig,
     SearchOverride,
 )
-from transformer.data.listed import SPACE
+from transformer.data.piece_list import SPACE
 from transformer.data.tokenizer import Tokenizer, Tokenizers, read_models
 from transformer.decoding.arguments import search_override
 from transformer.decoding.batched import BatchedDecoder

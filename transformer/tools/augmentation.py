@@ -16,7 +16,7 @@ import numpy.typing as npt
 from transformer import plugins
 from transformer.data.augmentation import Sides
 from transformer.data.corpus import Pair, is_blank, with_tag
-from transformer.data.keyed import Keys, mix, state, uniform
+from transformer.data.counter_rng import Keys, mix, state, uniform
 from transformer.data.store import SIDES, Ids, Sentences
 from transformer.data.tokenizer import Tokenizers
 from transformer.seeding import seed_for

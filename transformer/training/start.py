@@ -37,7 +37,7 @@ from transformer.evaluation.sets import digest_sets
 from transformer.machine import busy
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
-from transformer.run_names import located
+from transformer.run_names import resolve_init_from
 from transformer.tracking import log_to
 from transformer.training.cuda_graphs import GraphedComputation
 from transformer.training.memory import Trial, can_try
@@ -200,7 +200,7 @@ def _share_place(job: TrainJob, world: World) -> str | None:
     """The run directory or checkpoint that `init_from` names; rank 0 imports a published model."""
 
     def find() -> str | None:
-        return located(job).init_from
+        return resolve_init_from(job).init_from
 
     return world.share(find, pack=lambda place: place, unpack=lambda place: place, wait=Wait.work)
 

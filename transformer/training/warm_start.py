@@ -13,7 +13,7 @@ from transformer.config.keys import as_typed
 from transformer.config.settings import ModelConfig, Positions
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, load_parameters
-from transformer.run_names import located
+from transformer.run_names import resolve_init_from
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def find_source(job: TrainJob) -> Checkpoint | None:
     if job.init_from is None:
         return None
 
-    path = Path(located(job).init_from or "")
+    path = Path(resolve_init_from(job).init_from or "")
     return load_weights(path) if is_checkpoint(path) else find_checkpoint(path, "auto")
 
 

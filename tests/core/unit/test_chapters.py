@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from transformer.data.chapters import chapter_pairs, count_chapters
-from transformer.data.keyed import permuted
+from transformer.data.counter_rng import permuted
 from transformer.data.store import Mixture
 
 MIXTURES: dict[str, Mixture] = {

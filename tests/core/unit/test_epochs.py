@@ -11,7 +11,7 @@ import pytest
 
 from transformer.data import epochs
 from transformer.data.epochs import EpochStores
-from transformer.data.listed import Piece
+from transformer.data.piece_list import Piece
 from transformer.data.store import Ids, Mixture, Sentences, Store
 from transformer.data.subwords import SubwordSampler
 from transformer.errors import InputError

@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 
 from support.translations import WORDS, sentences
-from transformer.data.listed import split_list, with_list
+from transformer.data.piece_list import split_list, with_list
 from transformer.data.store import Sentences
 from transformer.data.subwords import SubwordSampler
 from transformer.data.tokenizer import Tokenizer, Tokenizers

@@ -21,7 +21,7 @@ import sentencepiece
 
 from support.paths import CORPORA, ROOT, needs_corpora
 from transformer.config.settings import Algorithm, TokenizerConfig
-from transformer.data.listed import Piece
+from transformer.data.piece_list import Piece
 from transformer.data.store import Sentences
 from transformer.data.subwords import SubwordSampler
 from transformer.data.tokenizer import Tokenizer, train_tokenizer
@@ -428,7 +428,7 @@ import hashlib, json, sys
 import numpy as np
 from transformer.data.store import Sentences
 from transformer.data.subwords import SubwordSampler
-from transformer.data.listed import Piece
+from transformer.data.piece_list import Piece
 
 for vocabulary, sentences in json.load(sys.stdin):
     sampler = SubwordSampler([Piece(*piece) for piece in vocabulary], 0.3)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from transformer.checkpoint import check_weights
 from transformer.config.settings import MOST_BEAM, MOST_PENALTY, Activation, ModelConfig, SearchConfig, Start
-from transformer.data.listed import with_list
+from transformer.data.piece_list import with_list
 from transformer.data.tokenizer import Tokenizer, Tokenizers, read_model
 from transformer.errors import InputError
 from transformer.files import open_regular, read_json

@@ -7,7 +7,7 @@ scores and normalisation are other fields of the protobuf, and stay as they are,
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from transformer.data.listed import read_varint, varint
+from transformer.data.piece_list import read_varint, varint
 
 # Fields by their numbers in sentencepiece_model.proto; None: left out, a mapping: left out of the message in it.
 _FILES_OF_RULES = {6: None}  # normalization_rule_tsv

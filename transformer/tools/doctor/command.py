@@ -23,7 +23,7 @@ from transformer.data.source import resolve_source
 from transformer.data.training_text import configured_sets, is_training_set, store_dir_of
 from transformer.errors import CheckpointError, FindingsError, InputError
 from transformer.run_dir import is_dev
-from transformer.run_names import located
+from transformer.run_names import resolve_init_from
 from transformer.tools.doctor.alignment import check_alignment
 from transformer.tools.doctor.curves import check_curves
 from transformer.tools.doctor.findings import Check, Level, failed, passed
@@ -136,7 +136,9 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
         source = find_source(job)
         if source is not None:
             job = with_model_of(source, job)
-        prepared = prepare(located(replace(job, data=replace(job.data, check=False))))  # the text has been checked
+        prepared = prepare(
+            resolve_init_from(replace(job, data=replace(job.data, check=False)))
+        )  # the text has been checked
         resolved = resolve_settings(job, world_size=1)
         tokenizers = prepared.tokenizers
         vocab_size = tokenizers.vocab_sizes

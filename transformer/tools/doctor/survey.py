@@ -220,7 +220,7 @@ def survey(name: str, source: Source, known: KnownTexts | None) -> Survey:
 def _read(source: Source, shards: list[Shard]) -> Iterator[Pair]:
     """The pairs of a set; where each file begins is added to `shards`."""
     pairs_read = 0
-    for part in source.parts():
+    for part in source.by_shard():
         (paths,) = part.shards
         shards.append(Shard((str(paths[0]), str(paths[-1])), pairs_read))
         for pair in part.pairs():

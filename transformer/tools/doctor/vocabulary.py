@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import TokenizerConfig
-from transformer.data.listed import Piece
+from transformer.data.piece_list import Piece
 from transformer.data.prepare import Prepared
 from transformer.data.store import Ids, Store
 from transformer.data.tokenizer import Tokenizer

@@ -33,7 +33,7 @@ from transformer.layout import Packed
 from transformer.machine import most_threads
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.run_dir import RunDir, list_steps
-from transformer.run_names import located
+from transformer.run_names import resolve_init_from
 from transformer.tools.replay.job import ReplayJob
 from transformer.training.optimizer import rate_of
 from transformer.training.process import process_settings_restored
@@ -182,7 +182,7 @@ def _rebuild(directory: RunDir, checkpoint: Checkpoint | None) -> Run:
     resolved = replace(resolve_again(job, record.resolved), compile=False, cuda_graphs=False)
 
     # Its corpus, which must be the same.
-    prepared = prepare(located(job))
+    prepared = prepare(resolve_init_from(job))
     if not prepared.is_of(record.data_digest):
         raise InputError(
             f"{directory.path}: the training data or the filters have changed since this run began: restore them to "
