@@ -35,7 +35,6 @@ from transformer.tools.paper.rows import score_rows
 from transformer.tools.paper.score_study import costs as costs_module
 from transformer.tools.paper.score_study import study as study_module
 from transformer.tools.paper.score_study.costs import HeadsCost, ScoreCost, cost_of_heads, cost_of_scores, peak_bytes
-from transformer.tools.paper.score_study.findings import findings
 from transformer.tools.paper.score_study.format import format_study, write_study
 from transformer.tools.paper.score_study.study import (
     AttentionState,
@@ -45,7 +44,6 @@ from transformer.tools.paper.score_study.study import (
     score_statistics,
     study_scores,
 )
-from transformer.tools.plots import Panel, plot_panels
 from transformer.tools.significance import Interval
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.measured import Measured, Table, TableRow
@@ -523,7 +521,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TableJob]:
 def test_scores_command_writes_the_study(studied: tuple[Path, TableJob]) -> None:
     output, _ = studied
     written = {path.name for path in output.iterdir() if path.is_file()}
-    assert written - {".lock"} == {"table.json", "table.md", "table.csv", "table.svg"}
+    assert written - {".lock"} == {"table.json", "table.md", "table.csv"}
 
     study = read(output / "table.json")
     assert [row["name"] for row in study["table"]["rows"]] == list(ROWS)
@@ -543,7 +541,6 @@ def test_scores_command_writes_the_study(studied: tuple[Path, TableJob]) -> None
         "## Attention before and after training",
         "## Time and memory of one layer",
         "## What the paper says of scores",
-        "## In short",
     ]
 
 
@@ -673,7 +670,6 @@ def test_scores_command_writes_the_study_before_it_reports_a_damaged_run(
     text = capsys.readouterr().out
     assert text == (output / "table.md").read_text()
     assert f"\n- {plain('dk8_additive')} failed: " in text
-    assert "## In short" in text
     (output / "table.json").write_bytes(kept)
 
 
@@ -686,7 +682,7 @@ def test_study_without_a_single_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         run_command("table", job)
     text = (tmp_path / "run-scores" / "table.md").read_text()
     assert text.count(" failed: ") == 3
-    assert "findings of no run" in text
+    assert "## Time and memory of one layer" in text
 
 
 # ---- what is said of it ---------------------------------------------------------------------------------------------
@@ -727,130 +723,25 @@ def study_of(
     )
 
 
-def verdicts(study: ScoreStudy, about: str) -> list[tuple[str, str]]:
-    """At each d_k, of the statement that begins like this."""
-    return [(one.d_k, one.verdict.name) for one in findings(study) if one.statement.startswith(about)]
-
-
-SMALL, LARGER, SCALING = "for small values of d_k", "for larger values of d_k additive", "for larger values of d_k scal"
-
-
-@pytest.mark.parametrize(("additive", "verdict"), [(20.0, "yes"), (20.84, "yes"), (20.86, "no"), (19.0, "no")])
-def test_findings_of_small_widths_ask_for_no_difference(additive: float, verdict: str) -> None:
-    """Two intervals of 0.6 make 0.85 of their difference."""
-    study = study_of({"additive 32": [additive], "unscaled 32": [20.0], "scaled 32": [30.0]})
-    assert verdicts(study, SMALL) == [("32", verdict)]
-    assert f"{additive - 20:+.2f} ± 0.85 BLEU" in findings(study)[0].measured
-    assert verdicts(study, "for larger values") == [], "the paper says nothing of scaling where d_k is small"
-
-
-@pytest.mark.parametrize(("score", "about"), [("additive", LARGER), ("scaled", SCALING)])
-@pytest.mark.parametrize(("bleu", "verdict"), [(23.0, "yes"), (20.5, "undecided"), (18.0, "no")])
-def test_findings_of_larger_widths_ask_who_is_better(score: str, about: str, bleu: float, verdict: str) -> None:
-    study = study_of({f"{score} 64": [bleu], "unscaled 64": [20.0]})
-    assert verdicts(study, about) == [("64", verdict)]
-    assert verdicts(study, SMALL) == []
-
-
-@pytest.mark.parametrize(("d_k", "about", "if_one_learnt"), [(16, SMALL, "no"), (64, LARGER, "yes")])
-def test_findings_of_models_that_do_not_translate_yet(d_k: int, about: str, if_one_learnt: str) -> None:
-    """Two scores of 0 are alike, which tells nothing of attention."""
-    for bleu, verdict in ((0.0, "undecided"), (9.0, if_one_learnt)):
-        study = study_of({f"additive {d_k}": [bleu], f"unscaled {d_k}": [0.9]})
-        assert verdicts(study, about) == [(str(d_k), verdict)]
-
-
-def test_findings_take_the_seeds_into_account() -> None:
-    """Means 25 and 22, sd 2.83 each: the standard error of the difference is 2.83, twice that is more than 3."""
-    study = study_of({"scaled 64": [23.0, 27.0], "unscaled 64": [20.0, 24.0]})
-    assert verdicts(study, SCALING) == [("64", "undecided")]
-    assert "+3.00 ± 5.66 BLEU" in format_study(study)
-    assert "findings of 2 seeds" in format_study(study)
-
-
-@pytest.mark.parametrize(("ratio", "verdict"), [(0.09, "yes"), (0.11, "partly"), (0.49, "partly"), (0.51, "no")])
-def test_findings_of_the_softmax_compare_its_gradient_with_the_scaled_one(ratio: float, verdict: str) -> None:
-    """The gradient of the weights is told, too: it may be larger all the same."""
-    states = {
-        "scaled 64": state(softmax=0.8, weights=0.001),
-        "unscaled 64": state(softmax=0.8 * ratio, weights=0.016),
-        "scaled 32": state(softmax=0.8),
-        "unscaled 32": state(softmax=0.001),
-    }
-    study = study_of({name: [20.0] for name in states}, states)
-    assert verdicts(study, "for large values") == [("64", verdict)]
-    assert f"gradient is {ratio:.2f} times" in format_study(study)
-    assert "W_q and W_k is 16 times" in format_study(study)
-
-
-@pytest.mark.parametrize(
-    ("variances", "measured", "verdict"),
-    [
-        ([12.0, 24.0, 96.0], "1.50 to 1.50 times d_k; it grows as d_k to the power 1.00", "yes"),
-        ([8.0, 16.0 * 2**0.09, 64.0 * 2**0.27], "1.00 to 1.21 times d_k; it grows as d_k to the power 1.09", "yes"),
-        ([64.0, 256.0, 4096.0], "8.00 to 64.00 times d_k; it grows as d_k to the power 2.00", "no"),
-        ([8.0, 8.0, 8.0], "0.12 to 1.00 times d_k; it grows as d_k to the power 0.00", "no"),
-    ],
-)
-def test_findings_of_the_variance_ask_for_its_growth(variances: list[float], measured: str, verdict: str) -> None:
-    states = {f"unscaled {d_k}": state(value) for d_k, value in zip((8, 16, 64), variances, strict=True)}
-    study = study_of({name: [20.0] for name in states}, states)
-    assert verdicts(study, "q.k") == [("8 to 64", verdict)]
-    assert measured in format_study(study)
-
-
-def test_findings_of_costs_ask_every_length() -> None:
-    dot = {("scaled", d_k, n): (10.0, 10.0) for d_k in (8, 64, 128) for n in (16, 256)}
-    additive = {
-        ("additive", 8, 16): (30.0, 11.0),
-        ("additive", 8, 256): (90.0, 20.0),
-        ("additive", 64, 16): (19.0, 10.0),
-        ("additive", 64, 256): (20.0, 20.0),
-        ("additive", 128, 16): (5.0, 9.0),
-        ("additive", 128, 256): (10.0, 10.4),
-    }
-    study = study_of({}, costs=dot | additive)
-    expected = [("8", "yes"), ("64", "partly"), ("128", "no")]
-    assert verdicts(study, "dot-product attention is much faster") == expected
-    assert verdicts(study, "dot-product attention is more space-efficient") == expected
-    assert "3.0 and 9.0 times as long at n = 16 and 256" in format_study(study)
-
-
-@pytest.mark.parametrize(
-    ("multiply_adds", "milliseconds", "verdict"),
-    [(1000, 124.0, "yes"), (1000, 126.0, "partly"), (1000, 50.0, "yes"), (1300, 100.0, "no")],
-)
-def test_findings_of_heads_ask_for_both_costs(multiply_adds: int, milliseconds: float, verdict: str) -> None:
-    heads = [HeadsCost(8, 64, multiply_adds, milliseconds), HeadsCost(1, 512, 1000, 100.0)]
-    assert verdicts(study_of({}, heads=heads), "the total cost of 8 heads") == [("64 and 512", verdict)]
-
-
-def test_findings_of_what_is_missing() -> None:
-    """A row that failed, one without a test set, one without its partner: nothing is said of them."""
-    study = study_of({"scaled 64": [20.0], "unscaled 64": [None], "additive 16": [20.0], "unscaled 16": []})
-    assert [one.statement.split()[0] for one in findings(study)] == ["for"]  # the softmax at 64, which needs no BLEU
-    assert findings(study_of({})) == []
-
-
 # ---- how it is shown ------------------------------------------------------------------------------------------------
 
 
 def test_write_study_writes_the_same_bytes_for_the_same_study(tmp_path: Path) -> None:
-    """Of one row, too, where there is no pair and no slope, and the paper says nothing."""
     for bleu in ({"additive 16": [20.0]}, {"scaled 8": [20.0], "unscaled 8": [19.0], "unscaled 64": [20.0]}):
         contents = []
         for _ in range(2):
             write_study(tmp_path, study_of({name: [*scores] for name, scores in bleu.items()}))
             contents.append({path.name: path.read_bytes() for path in tmp_path.iterdir()})
         assert contents[0] == contents[1]
-        assert contents[0].keys() == {"table.json", "table.md", "table.csv", "table.svg"}
+        assert contents[0].keys() == {"table.json", "table.md", "table.csv"}
 
 
 def test_format_study_shows_each_quantity_before_and_after_and_the_costs() -> None:
     """Means over seeds; d_k down, scores across."""
     costs = {("scaled", 8, 16): (1.25, 9.0), ("unscaled", 8, 16): (1.0, 9.0), ("additive", 8, 16): (3.5, 52.06)}
     before = {"scaled 8": state(12.34, 0.9876, 0.00123)}
-    study = study_of({"scaled 8": [20.0, 21.0], "unscaled 16": [20.0]}, before, costs)
+    heads = [HeadsCost(8, 64, 2_147_483, 12.34), HeadsCost(1, 512, 2_147_480, 11.0)]
+    study = study_of({"scaled 8": [20.0, 21.0], "unscaled 16": [20.0]}, before, costs, heads)
     second = study.observed[1]
     study.observed[1] = replace(second, at_start=replace(second.at_start, variance=14.34))
     text = format_study(study)
@@ -858,34 +749,7 @@ def test_format_study_shows_each_quantity_before_and_after_and_the_costs() -> No
         *("| 8 | 13.3 → 2 |  |  |", "| 16 |  | 1 → 2 |  |"),  # the variance
         *("| 8 | 0.750 → 0.750 |  |  |", "| 8 | 0.988 → 0.500 |  |  |", "| 8 | 1.2e-03 → 2.5e-01 |  |  |"),
         "| 16 | 8 | 1.2 ms, 9.0 MiB | 1.0 ms, 9.0 MiB | 3.5 ms, 52.1 MiB |",
+        "| 8 | 64 | 2,147,483 | 12.3 |",
+        "| 1 | 512 | 2,147,480 | 11.0 |",
     ):
         assert row in text
-
-
-def test_format_study_says_in_a_paragraph_what_held_where() -> None:
-    bleu: dict[str, list[float | None]] = {f"unscaled {d_k}": [20.0] for d_k in (8, 16, 32, 64, 128, 256)}
-    bleu |= {"additive 8": [20.0], "additive 16": [20.1], "additive 32": [25.0]}
-    bleu |= {"additive 64": [20.1], "additive 128": [25.0], "additive 256": [15.0]}
-    text = format_study(study_of(bleu, {name: state(float(name.split()[1])) for name in bleu}))
-    paragraph = text.partition("## In short\n\n")[2]
-    assert "perform similarly: this held at d_k 8 and 16, and did not hold at d_k 32. For larger" in paragraph
-    assert "this held at d_k 128, and was left undecided at d_k 64, and did not hold at d_k 256. Q.k" in paragraph
-    assert "this held at d_k 8 to 256. These are findings of one seed" in paragraph
-    assert "| 32 | additive less unscaled: +5.00 ± 0.85 BLEU | no: they differ |" in text
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [{}, {"none": []}, {"one": [(8, 2.0)]}, {"theory": [(8, 8.0), (64, 64.0)], "none": []}],
-    ids=["no line", "no point", "one point", "lines"],
-)
-def test_plot_panels_names_the_lines_that_there_are(lines: dict[str, list[tuple[int, float]]]) -> None:
-    """Without a warning, whatever there is."""
-    plot = plot_panels([Panel("variance", lines, is_logarithmic=True)], x_label="d_k")
-    assert plot is not None
-    text = plot.decode()
-    assert text.startswith("<?xml")
-    assert "<!-- variance -->" in text
-    for name, points in lines.items():
-        assert not points or len(lines) == 1 or f"<!-- {name} -->" in text
-    assert "<!-- none -->" not in text

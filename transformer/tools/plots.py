@@ -1,6 +1,6 @@
 """Plots, with matplotlib where it is installed (the extra `plots`), as SVG or PNG.
 
-    plot_points, plot_times, plot_panels     whole figures, for `tables`
+    plot_points, plot_times     whole figures, for `tables`
     new_figure, add_lines, as_svg, as_png    what `attention.figures` draws with
 
 It is the only module that imports matplotlib. Without it a function that draws returns None.
@@ -125,40 +125,6 @@ def plot_times(times: Mapping[str, Sequence[tuple[int, float]]], *, title: str) 
     axes.set_ylabel("milliseconds, forward and backward")
     axes.set_title(title, fontsize="medium")
     axes.legend(loc="best", fontsize="small")
-    return as_svg(figure, text_as_text=False)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One of several plots over the same x: a line of points for each name."""
-
-    title: str
-    lines: Mapping[str, Sequence[tuple[int, float]]]
-    is_logarithmic: bool  # the y axis
-
-
-def plot_panels(panels: Sequence[Panel], *, x_label: str) -> bytes | None:
-    """Panels below one another, x in powers of two. None without matplotlib."""
-    figure = _page_figure(height=3.0 * len(panels))
-    if figure is None:
-        return None
-
-    all_axes = figure.subplots(len(panels), sharex=True, squeeze=False).flat
-    for axes, panel in zip(all_axes, panels, strict=True):
-        for name, line in panel.lines.items():
-            if line:
-                axes.plot([x for x, _ in line], [y for _, y in line], marker="o", label=name)
-
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-        if panel.is_logarithmic:
-            axes.set_yscale("log", base=2)
-            axes.yaxis.set_major_formatter("{x:g}")
-
-        axes.set_title(panel.title, fontsize="medium")
-        if any(panel.lines.values()):
-            axes.legend(loc="best", fontsize="small")
-    axes.set_xlabel(x_label)
     return as_svg(figure, text_as_text=False)
 
 

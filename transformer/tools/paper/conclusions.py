@@ -1,6 +1,6 @@
 """What the paper concludes from its tables (section 6.2), beside what the runs of a table show.
 
-A difference in BLEU counts if it exceeds `error_of_difference`, here and in the study of scores.
+A difference in BLEU counts if it exceeds `error_of_difference`.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""The study of scores as files and as text: tables, a plot, and what the paper says beside what these runs say.
+"""The study of scores as files and as text: its tables, and what the paper says.
 
-    ScoreStudy -> write_study  -> table.json, .md, .csv, .svg
-               -> format_study -> Markdown, of its tables and of `findings`
+    ScoreStudy -> write_study  -> table.json, .md, .csv
+               -> format_study -> Markdown
 
 All figures are in `table.json`; the other files say what is in it.
 """
@@ -15,49 +15,40 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import Score
 from transformer.files import write_file, write_json
 from transformer.tools.markdown import markdown_table
-from transformer.tools.paper.conclusions import mean_bleu
-from transformer.tools.paper.score_study.costs import TOKENS, ScoreCost
-from transformer.tools.paper.score_study.findings import (
-    FLAT,
-    MUCH_FASTER,
-    SIMILAR,
-    SMALL,
-    Finding,
-    Verdict,
-    findings,
-    join_words,
-    means_by_width,
-    scored_rows,
-)
+from transformer.tools.paper.score_study.costs import TOKENS, HeadsCost, ScoreCost
 from transformer.tools.paper.score_study.study import SENTENCES, AttentionState, Observed, ScoreStudy
-from transformer.tools.plots import Panel, plot_panels
 from transformer.tools.tables.format import format_csv, format_markdown
 
 
 def write_study(output: Path, study: ScoreStudy) -> None:
-    """Write table.json, .md, .csv and, with matplotlib, .svg into a directory that is there. Raises StorageError."""
+    """Write table.json, .md and .csv into a directory that is there. Raises StorageError."""
     write_json(output / "table.json", to_json(study))
     write_file(output / "table.md", format_study(study).encode())
     write_file(output / "table.csv", format_csv(study.table).encode())
 
-    plot = _plot(study)
-    if plot is not None:
-        write_file(output / "table.svg", plot)
-
 
 def format_study(study: ScoreStudy) -> str:
-    """The study for people: rows, attention before and after training, costs, what the paper says, a summary."""
-    about_paper = findings(study)
+    """The study for people: rows, attention before and after training, costs, and what the paper says of them."""
     return "\n".join(
         [
             format_markdown(study.table),
             f"## Attention before and after training\n\n{_format_observed(study.observed)}",
-            f"## Time and memory of one layer\n\n{_format_costs(study.costs, study.machine)}",
-            f"## What the paper says of scores\n\n{_format_findings(about_paper)}",
-            f"## In short\n\n{_summarise(study, about_paper)}",
+            f"## Time and memory of one layer\n\n{_format_costs(study.costs, study.heads, machine=study.machine)}",
+            f"## What the paper says of scores\n\n{PAPER}",
         ]
     )
 
+
+PAPER = """\
+Section 3.2 names no numbers: each line says which of the tables above to hold it to.
+
+- Dot products are much faster and take less memory than additive scores: the costs.
+- For small d_k, additive and unscaled scores do alike; for larger ones, additive scores do better: BLEU.
+- For large d_k, unscaled products are suspected to leave the softmax hardly any gradient: its gradient at the start.
+- q.k has a variance of d_k where the components of q and k have one of 1 (footnote 4): the variance at the start.
+- So scaling by 1/sqrt(d_k) does better for larger d_k: BLEU.
+- The total cost of 8 heads is similar to that of one head of full width: the costs.
+"""
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
@@ -118,7 +109,7 @@ def _before_and_after(runs: Sequence[Observed], quantity: Quantity) -> str:
     return f"{at_start:{quantity.number_format}} → {trained:{quantity.number_format}}"
 
 
-def _format_costs(costs: Sequence[ScoreCost], machine: str) -> str:
+def _format_costs(costs: Sequence[ScoreCost], heads: Sequence[HeadsCost], *, machine: str) -> str:
     cells: dict[tuple[int, int], dict[Score, str]] = {}
     for cost in costs:
         row = cells.setdefault((cost.n, cost.d_k), {})
@@ -132,82 +123,13 @@ def _format_costs(costs: Sequence[ScoreCost], machine: str) -> str:
         "and again in the backward pass, which saves memory and takes time.",
         "",
         *markdown_table(["n", "d_k", *(score.value for score in Score)], rows, left=()),
-    ]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _format_findings(about_paper: Sequence[Finding]) -> str:
-    titles = ("the paper says", "d_k", "measured", "do these runs say so?")
-    rows = [(found.statement, found.d_k, found.measured, _format_verdict(found)) for found in about_paper]
-    lines = [
-        "BLEU is that of the first test set, and a difference counts where it is larger than what sampling the test "
-        "sentences explains (with several seeds: than twice the standard error, too). The paper names no numbers: "
-        f"here d_k is small up to {SMALL}, much faster is {MUCH_FASTER:g} times as fast, a gradient is extremely small "
-        f"below {FLAT:g} of another, and a cost is similar up to {SIMILAR:g} times another.",
         "",
-        *markdown_table(titles, rows, left=range(len(titles))),
+        "Scaled dot products, by the number of heads:",
+        "",
+        *markdown_table(
+            ["heads", "d_k", "multiply-adds", "milliseconds"],
+            [[f"{one.n_heads}", f"{one.d_k}", f"{one.multiply_adds:,}", f"{one.milliseconds:.1f}"] for one in heads],
+            left=(),
+        ),
     ]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _format_verdict(finding: Finding) -> str:
-    return f"{finding.verdict.name}: {finding.reason}" if finding.reason else finding.verdict.name
-
-
-# ---- the summary ----------------------------------------------------------------------------------------------------
-
-
-def _summarise(study: ScoreStudy, about_paper: Sequence[Finding]) -> str:
-    """Which statements held, and at which d_k, as a paragraph."""
-    by_statement: dict[str, list[Finding]] = {}
-    for finding in about_paper:
-        by_statement.setdefault(finding.statement, []).append(finding)
-
-    # A sentence for each statement.
-    sentences = []
-    for statement, of_statement in by_statement.items():
-        parts = []
-        for verdict in Verdict:
-            widths = [finding.d_k for finding in of_statement if finding.verdict is verdict]
-            if widths:
-                parts.append(f"{verdict.value} at d_k {join_words(widths)}")
-        sentences.append(f"{statement[0].upper()}{statement[1:]}: this {', and '.join(parts)}.")
-
-    # How much that is worth.
-    n_seeds = max((len(row.runs) for row in study.table.rows), default=0)
-    seeds = {0: "no run", 1: "one seed"}.get(n_seeds, f"{n_seeds} seeds")
-    return " ".join([*sentences, f"These are findings of {seeds}, on this corpus, in this budget."]) + "\n"
-
-
-def _plot(study: ScoreStudy) -> bytes | None:
-    """Variance, entropy and BLEU against d_k; None without matplotlib."""
-    # Variance: of the unscaled products, beside what the paper expects.
-    widths = sorted({run.d_k for run in study.observed})
-    variance: dict[str, list[tuple[int, float]]] = {
-        "footnote 4: d_k": [(d_k, float(d_k)) for d_k in widths],
-        "measured, at the start": means_by_width(study, Score.unscaled, lambda run: run.at_start.variance),
-        "measured, trained": means_by_width(study, Score.unscaled, lambda run: run.trained.variance),
-    }
-
-    # Entropy: of every score, before training and after it.
-    entropy: dict[str, list[tuple[int, float]]] = {}
-    for score in Score:
-        entropy[f"{score.value}, at the start"] = means_by_width(study, score, lambda run: run.at_start.entropy)
-    for score in Score:
-        entropy[f"{score.value}, trained"] = means_by_width(study, score, lambda run: run.trained.entropy)
-
-    # BLEU: of the rows that have it.
-    rows = scored_rows(study)
-    bleu: dict[str, list[tuple[int, float]]] = {}
-    for score in Score:
-        names = {run.d_k: run.row for run in study.observed if run.score is score and run.row in rows}
-        bleu[score.value] = [(d_k, mean_bleu(rows[name])) for d_k, name in sorted(names.items())]
-
-    return plot_panels(
-        [
-            Panel("variance of q.k, without a scale", variance, is_logarithmic=True),
-            Panel("entropy of the weights (1: all are equal)", entropy, is_logarithmic=False),
-            Panel("BLEU", bleu, is_logarithmic=False),
-        ],
-        x_label="d_k",
-    )

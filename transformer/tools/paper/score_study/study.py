@@ -3,7 +3,6 @@
     table       every model is trained on the same data for as many steps, and scored: `tables`
     observed    the attention of each on sentences of the development set, before the first step and after the last
     costs       time and memory of one layer with each score, against d_k and the length: `costs`
-    findings    what the paper says, beside these three: `findings`, `format`
 
 Each model has one score, scaled q.k / sqrt(d_k), plain q.k or additive, at one d_k. A model of width D has D / d_k
 heads, as in the paper: the projections to queries and keys are then square, and Xavier's initialisation leaves the
@@ -11,13 +10,11 @@ variance of what they project as it is. With the number of heads fixed instead, 
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -176,7 +173,15 @@ def observe(model: Transformer, batch: Batch) -> AttentionState:
 
     # Forward, with a look at every attention module.
     statistics: list[ScoreStatistics] = []
-    with _watching(attentions, statistics):
+
+    def look(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
+        assert isinstance(attention, MultiHeadAttention)
+        with torch.no_grad():
+            statistics.append(score_statistics(attention, *args, **kwargs))
+
+    with ExitStack() as hooks:
+        for attention in attentions:
+            hooks.callback(attention.register_forward_hook(look, with_kwargs=True).remove)
         loss, _ = Objective(model, 0.0)(batch)
 
     # Backward, to the projections that the scores depend on.
@@ -186,47 +191,16 @@ def observe(model: Transformer, batch: Batch) -> AttentionState:
     gradients = torch.autograd.grad(loss / len(batch.target_out), weights)
     all_gradients = torch.cat([gradient.flatten() for gradient in gradients])
 
-    return AttentionState(
-        variance=fmean(module.variance for module in statistics),
-        entropy=fmean(module.entropy for module in statistics),
-        softmax_gradient=fmean(module.softmax_gradient for module in statistics),
-        weight_gradient=float(all_gradients.square().mean().sqrt()),
-    )
+    variance, entropy, softmax_gradient = (fmean(of_modules) for of_modules in zip(*statistics, strict=True))
+    return AttentionState(variance, entropy, softmax_gradient, float(all_gradients.square().mean().sqrt()))
 
 
-@dataclass(frozen=True)
-class ScoreStatistics:
+class ScoreStatistics(NamedTuple):
     """What one attention module does with one batch; see `AttentionState`."""
 
     variance: float
     entropy: float
     softmax_gradient: float
-
-
-@contextmanager
-def _watching(attentions: list[MultiHeadAttention], statistics: list[ScoreStatistics]) -> Iterator[None]:
-    """Add the statistics of each of these modules to `statistics`, in the order in which the model calls them."""
-    hook = partial(_add_statistics, statistics)
-    handles = [attention.register_forward_hook(hook, with_kwargs=True) for attention in attentions]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _add_statistics(
-    statistics: list[ScoreStatistics],
-    attention: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Tensor,
-) -> None:
-    """A forward hook of an attention module."""
-    assert isinstance(attention, MultiHeadAttention)
-    x, kv = args
-    with torch.no_grad():
-        statistics.append(score_statistics(attention, x, kv, **kwargs))
 
 
 def score_statistics(
