@@ -10,9 +10,9 @@ import torch
 
 from support.browser import Browser, running_browser
 from transformer.tools.attention.explorer import explorer
+from transformer.tools.attention.sentence import Inspected
 from transformer.tools.inspection import AttentionMaps, Role
 from transformer.tools.page import Component, format_page
-from transformer.tools.plots import distinct_colors
 
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
 
@@ -33,15 +33,16 @@ def some_maps(
 
 def some_page(words: list[str], heading: str = "a sentence", maps: AttentionMaps | None = None) -> str:
     """The page of these maps, else of `some_maps`; the words are those of the source."""
-    component = explorer(
-        maps or some_maps(),
-        heading=heading,
-        source=words,
-        reads=["<s>", "x", "y", "z"],
-        predicts=["x", "y", "z", "</s>"],
-        colors=distinct_colors(3),
+    inspected = inspected_of(
+        maps or some_maps(), source=words, reads=["<s>", "x", "y", "z"], predicts=["x", "y", "z", "</s>"]
     )
-    return format_page(heading, [component])
+    return format_page(heading, [explorer(inspected, heading=heading)])
+
+
+def inspected_of(
+    maps: AttentionMaps, *, source: list[str], reads: list[str] | None = None, predicts: list[str]
+) -> Inspected:
+    return Inspected("", source, reads or [], predicts, "", is_forced=False, maps=maps)
 
 
 def test_format_page_escapes_hostile_text() -> None:
@@ -64,7 +65,7 @@ def test_format_page_names_nothing_outside_it() -> None:
 def test_explorer_grows_by_less_than_a_byte_and_a_half_for_each_weight() -> None:
     """The worst there is, weights without any order: a paper's base model and 60 pieces a side."""
     maps = some_maps(60, 60, layers=6, heads=8)
-    data = explorer(maps, heading="", source=[], reads=[], predicts=[], colors=[]).data
+    data = explorer(inspected_of(maps, source=[], predicts=[]), heading="").data
     assert isinstance(data, dict)
     count = sum(maps.of(role).numel() for role in Role)
     size = sum(len(layer) for layers in data["weights"].values() for layer in layers)
@@ -182,7 +183,7 @@ def test_explorer_pins_a_word_and_neither_eos_nor_punctuation(predicts: list[str
     """The second piece looks at EOS, the third most at a word."""
     cross = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.0, 0.9], [0.1, 0.8, 0.1], [1.0, 0.0, 0.0]])[: len(predicts)]
     maps = replace(some_maps(3, len(predicts), layers=1, heads=1), cross=cross[None, None])
-    data = explorer(maps, heading="", source=["a", "b", "</s>"], reads=[], predicts=predicts, colors=[]).data
+    data = explorer(inspected_of(maps, source=["a", "b", "</s>"], predicts=predicts), heading="").data
     assert isinstance(data, dict)
     assert data["pinned"] == pinned
 

@@ -1,6 +1,6 @@
 """The explorer of attention weights, as a component of a page: the data that explorer.js shows.
 
-    AttentionMaps -> explorer -> Component -> `page`
+    Inspected -> explorer -> Component -> `page`
 
 Weights are rounded to thousandths. Those of a layer are compressed together, and the browser unpacks a layer when it
 shows it, so that a page grows by less than a byte for each weight.
@@ -13,31 +13,22 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from transformer.tools.attention.sentence import Inspected
 from transformer.tools.inspection import AttentionMaps, Role
 from transformer.tools.page import Component
+from transformer.tools.plots import distinct_colors
 
 
-def explorer(
-    maps: AttentionMaps,
-    *,
-    heading: str,
-    source: Sequence[str],
-    reads: Sequence[str],
-    predicts: Sequence[str],
-    colors: Sequence[str],
-) -> Component:
-    """An explorer of the weights of one sentence pair, with a colour, `#1f77b4`, for each head.
-
-    `source` are the pieces of the source and EOS, `reads` and `predicts` what the decoder reads and predicts at each of
-    its positions.
-    """
+def explorer(inspected: Inspected, *, heading: str) -> Component:
+    """An explorer of the weights of one sentence pair, with a colour for each head."""
+    maps = inspected.maps
     data = {
-        "heads": maps.cross.shape[1],
-        "source": list(source),
-        "reads": list(reads),
-        "predicts": list(predicts),
-        "colors": list(colors),
-        "pinned": _clearest(maps, predicts),
+        "heads": inspected.n_heads,
+        "source": inspected.source,
+        "reads": inspected.reads,
+        "predicts": inspected.predicts,
+        "colors": distinct_colors(inspected.n_heads),
+        "pinned": _clearest(maps, inspected.predicts),
         "weights": {role.value: [_pack(layer) for layer in maps.of(role)] for role in Role},
     }
     return Component("attention/explorer", heading, data)

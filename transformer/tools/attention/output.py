@@ -53,14 +53,7 @@ def write_report(output: Path, report: HeadReport) -> None:
 
 def write_page(output: Path, run: RunDir, inspected: Inspected) -> Path:
     """Write the page to explore the weights, and return its path. Raises StorageError."""
-    component = explorer(
-        inspected.maps,
-        heading=f"{inspected.text} \u2192 {inspected.translation}",
-        source=inspected.source,
-        reads=inspected.reads,
-        predicts=inspected.predicts,
-        colors=distinct_colors(inspected.n_heads),
-    )
+    component = explorer(inspected, heading=f"{inspected.text} \u2192 {inspected.translation}")
     path = output / "attention.html"
     write_file(path, format_page(f"Attention in {run.path.name}", [component]).encode())
     return path

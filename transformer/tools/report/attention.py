@@ -15,7 +15,6 @@ from transformer.evaluation.sets import read_set
 from transformer.tools.attention.explorer import explorer
 from transformer.tools.attention.sentence import inspect
 from transformer.tools.page import Component
-from transformer.tools.plots import distinct_colors
 from transformer.tools.report.blocks import shorten
 from transformer.tools.report.job import ReportJob
 from transformer.tools.report.reading import RunReading
@@ -78,12 +77,6 @@ def _readable(translator: Translator, dev: Sequence[Pair]) -> list[int]:
 def _explorer(translator: Translator, source: str, *, label: str) -> dict[str, object]:
     """Translate a sentence, and make its explorer."""
     inspected = inspect(translator, (source, None), most_weights=MOST_WEIGHTS)
-    component = explorer(
-        inspected.maps,
-        heading=f"{shorten(inspected.text)} \u2192 {shorten(inspected.translation)}",
-        source=inspected.source,
-        reads=inspected.reads,
-        predicts=inspected.predicts,
-        colors=distinct_colors(inspected.n_heads),
-    )
+    heading = f"{shorten(inspected.text)} \u2192 {shorten(inspected.translation)}"
+    component = explorer(inspected, heading=heading)
     return {"label": label, "heading": component.heading, "explorer": component.data}
