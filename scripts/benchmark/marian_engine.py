@@ -164,16 +164,15 @@ def _marian(engine: str, *words: str) -> list[str]:
 def row_of(name: str, found: Found) -> str:
     """A row of the table."""
     others = found.sentences - found.beam
-    differ = (
-        f", of {others} others {found.ours_better} better by ours, {found.theirs_better} by Marian" if others else ""
-    )
+    better = f"ours is better in {found.ours_better}, Marian's in {found.theirs_better}"
+    differ = f"; of the other {others}, {better}" if others else ""
     return (
         f"| {name} | {found.greedy} of {found.sentences} | {found.beam} of {found.sentences}{differ} | "
         f"{found.largest:.1e} | {found.mean:.1e} | {found.bleu:.2f}, {found.their_bleu:.2f} |"
     )
 
 
-HEAD = """| shape | greedy, identical | beam 4, identical | log-probabilities, apart | mean | BLEU, ours and Marian's |
+HEAD = """| shape | greedy, identical | beam 4, identical | largest log-probability gap | mean | BLEU: ours, Marian's |
 | --- | --- | --- | --- | --- | --- |"""
 
 
