@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 PAPER_BLEU = "paper_bleu"
 
 _MECAB = ("ja", "ko")
+_MOST_EDITS = 10**8  # that sacreBLEU's TER keeps for a line, 8 bytes each: its words times those of the reference
 _RENAMED = {"spm": "flores101"}  # sacreBLEU's newer name of the same model, which its signature shows, too
 
 
@@ -70,6 +71,10 @@ def _ter(text: ScoreSettings) -> SacreBleu:
     return SacreBleu(_Ter(by_character=language_of(text.tgt_lang, "data.tgt_lang") in ("zh", "ja")))
 
 
+class _TooLong(InputError):
+    """A line that one metric cannot score; the others can."""
+
+
 class _Ter(TER):
     """TER that counts the edits of a translation once, since that takes longer than all the rest.
 
@@ -82,6 +87,11 @@ class _Ter(TER):
         self._counted: dict[tuple[str, str], list[float]] = {}  # by translation and references
 
     def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
+        words, of_reference = len(hypothesis.split()), max(map(len, ref_kwargs["ref_words"]))
+        if words * of_reference > _MOST_EDITS:
+            raise _TooLong(
+                f"TER: a line of {words:,} words, with a reference of {of_reference:,}: keep one sentence a line"
+            )
         key = (hypothesis, str(ref_kwargs))
         if key not in self._counted:
             self._counted[key] = super()._compute_segment_statistics(hypothesis, ref_kwargs)
@@ -195,14 +205,14 @@ def measure_all(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
 ) -> Scores:
-    """The scores by all of these metrics; one of another package that fails costs a warning, and its own score."""
+    """The scores by all of these metrics. One of another package that fails is left out, and TER of too long a line."""
     own: dict[str, Any] = {}
     others: dict[str, NamedScore] = {}
     for field, metric in metrics.items():
         try:
             measured = measure_one(field, metric, text, hypotheses, references)
         except InputError as error:
-            if field in METRICS:
+            if field in METRICS and not isinstance(error, _TooLong):
                 raise
             log.warning("left out: %s", error)
             continue

@@ -272,3 +272,10 @@ def test_check_language_says_what_to_install(monkeypatch: pytest.MonkeyPatch, co
     for tokenize, language in ((None, code), (BleuTokenizer[f"{extra}-mecab"], "de")):
         with pytest.raises(InputError, match=rf"pip install 'sacrebleu\[{extra}\]>="):
             check_language(language, tokenize=tokenize)
+
+
+def test_ter_of_a_line_too_long_for_its_table_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    line = "word " * 20_000  # 3 GB of edits by TER, which sacreBLEU keeps for each word of a line and of its reference
+    found = score([line, "a dog"], [line, "a dog"], tgt_lang="de")
+    assert (found.bleu, found.ter, found.ter_signature) == (pytest.approx(100), None, None)
+    assert "left out: TER: a line of 20,000 words, with a reference of 20,000: keep one sentence a line" in caplog.text
