@@ -155,8 +155,8 @@ def test_export_to_bergamot_of_two_vocabularies_names_both(spm: bytes, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"d_ff": 24}, "model.d_ff=24: Bergamot multiplies blocks of 64"),
-        ({"d_model": 48}, "model.d_model=48: Bergamot multiplies blocks of 64"),
+        ({"d_ff": 24}, "model.d_ff=24: not a multiple of 64"),
+        ({"d_model": 48}, "model.d_model=48: not a multiple of 64"),
     ],
 )
 def test_export_to_bergamot_refuses_sizes_that_are_no_blocks(changes: dict[str, Any], words: str, spm: bytes) -> None:
@@ -169,7 +169,7 @@ def test_export_to_bergamot_refuses_an_output_of_its_own_in_int8(spm: bytes) -> 
     original = original_with(spm, tie_embeddings=False)
     bergamot.check(original)
     with pytest.raises(
-        InputError, match=r"model\.tie_embeddings=false: Bergamot's engine ends at an output of its own"
+        InputError, match=r"model\.tie_embeddings=false: in int8, Bergamot's engine aborts at a separate output"
     ):
         bergamot.check(replace(original, quantization=Quantization.int8))
 

@@ -239,7 +239,7 @@ def test_site_asks_for_its_own_files_alone_and_opens_without_a_network(browser: 
 
 def test_site_opened_as_a_file_says_how_to_serve_it(site: Path) -> None:
     page = (site / "index.html").read_text("utf-8")
-    assert "serve the folder, as by\n<code>python -m http.server</code>" in page
+    assert "serve the\nfolder, with <code>python -m http.server</code> for example" in page
     assert html.escape("a <b>run") in page
     assert "a <b>run" not in page
     assert str(site.parent) not in page
@@ -265,8 +265,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a pipe": (replaced("translator.js", os.mkfifo), "cannot be read (not a regular file)"),
     "no JSON": (lambda folder: (folder / "package.json").write_text("{"), "package.json: not JSON"),
-    "another package": (lambda folder: (folder / "package.json").write_text('{"name": "x"}'), "not that of @browsermt"),
-    "a list": (lambda folder: (folder / "package.json").write_text("[]"), "package.json: not that of @browsermt"),
+    "another package": (
+        lambda folder: (folder / "package.json").write_text('{"name": "x"}'),
+        "not the one of @browsermt",
+    ),
+    "a list": (lambda folder: (folder / "package.json").write_text("[]"), "package.json: not the one of @browsermt"),
 }
 
 

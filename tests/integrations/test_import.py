@@ -558,9 +558,9 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "another kind": (with_config(model_type="bart"), "config.json: model_type='bart': not marian"),
     "a decoder": (with_config(architectures=["MarianForCausalLM"]), "config.json: architectures="),
     "no scale": (with_config(scale_embedding=False), "config.json: scale_embedding=False: embeddings here"),
-    "an unknown activation": (with_config(activation_function="mish"), "activation_function='mish': there are relu, "),
-    "heads": (with_config(decoder_attention_heads=4), "encoder_attention_heads=2: another than decoder_attention"),
-    "widths": (with_config(encoder_ffn_dim=32), "encoder_ffn_dim=32: another than decoder_ffn_dim=24"),
+    "an unknown activation": (with_config(activation_function="mish"), "activation_function='mish': not one of relu, "),
+    "heads": (with_config(decoder_attention_heads=4), "encoder_attention_heads=2: differs from decoder_attention"),
+    "widths": (with_config(encoder_ffn_dim=32), "encoder_ffn_dim=32: differs from decoder_ffn_dim=24"),
     "heads that do not divide": (
         with_config(encoder_attention_heads=3, decoder_attention_heads=3),
         "config.json: model.d_model=16 is not a multiple of model.n_heads=3",

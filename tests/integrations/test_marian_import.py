@@ -262,14 +262,14 @@ def set_to(name: str, value: Any) -> Callable[[Path], object]:
 BOMB = "a: &a [x, x]\nvocabs: [*a, *a, *a]\n"
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "another kind": (with_setting("type", "s2s"), "special:model.yml: type='s2s': not transformer"),
-    "GELU": (with_setting("transformer-ffn-activation", "gelu"), "transformer-ffn-activation='gelu': Marian's is an"),
+    "GELU": (with_setting("transformer-ffn-activation", "gelu"), "transformer-ffn-activation='gelu': Marian only"),
     "an unknown activation": (with_setting("transformer-ffn-activation", "mish"), "'mish': not relu or swish"),
     "other norms": (with_setting("transformer-postprocess", "dn"), "transformer-postprocess='dn': norms stand after"),
     "a norm of embeddings": (with_setting("transformer-postprocess-emb", "nd"), "transformer-postprocess-emb='nd': "),
     "an SSRU": (with_setting("transformer-decoder-autoreg", "rnn"), "transformer-decoder-autoreg='rnn': a model here"),
     "positions that are trained": (with_setting("transformer-train-positions", "true"), "train-positions='true': "),
     "from right to left": (with_setting("right-left", "true"), "right-left='true': a model here has 'false'"),
-    "an unknown setting": (with_setting("moe-experts", "4"), "moe-experts='4': a setting that is not known here"),
+    "an unknown setting": (with_setting("moe-experts", "4"), "moe-experts='4': an unknown setting"),
     "no depth": (with_setting("enc-depth", None), "enc-depth=None: not a whole number below 10^9"),
     "very many layers": (with_setting("enc-depth", "999999999"), "fewer layers than its settings ask for"),
     "more layers": (with_setting("enc-depth", "3"), "encoder_l3_self_Wq is missing"),
@@ -278,11 +278,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         with_setting("transformer-heads", "3"),
         "model.d_model=16 is not a multiple of model.n_h",
     ),
-    "another width": (with_setting("dim-emb", "32"), " is 16 wide, and dim-emb is 32"),
+    "another width": (with_setting("dim-emb", "32"), " is 16 wide, but dim-emb is 32"),
     "one vocabulary": (with_setting("dim-vocabs", "80"), "dim-vocabs='80': not two whole numbers"),
     "other vocabularies": (
         with_setting("dim-vocabs", "\n  - 80\n  - 90"),
-        "80.spm: it has 80 pieces, and the model 90",
+        "80.spm: it has 80 pieces, but the model has 90",
     ),
     "an anchor": (with_setting("type", "&x transformer"), "special:model.yml: line "),
     "a type": (with_setting("type", "!!python/object:os.system"), "special:model.yml: line "),
@@ -299,7 +299,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "settings that are no text": (set_to(SETTINGS, np.full(9, -1, np.int8)), "special:model.yml: it is not UTF-8"),
     "no settings": (
         changed(lambda arrays: arrays.pop(SETTINGS)),
-        "it has no special:model.yml: not a model of Marian's",
+        "it has no special:model.yml: not a Marian model",
     ),
     "an unknown array": (set_to("extra", np.zeros((1, 2), np.float32)), "'extra' has no place in the model"),
     "an array of two rows": (
@@ -311,20 +311,23 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         set_to("encoder_l1_ffn_W1", np.zeros((16, 8), np.float32)),
         "encoder_l1_ffn_W1 makes a encoder.0.feed_forward.W_1.weight of (8, 16)",
     ),
-    "rows too few": (set_to("Wemb", np.zeros((79, 16), np.float32)), "Wemb has 79 rows, and the vocabulary 80 pieces"),
+    "rows too few": (
+        set_to("Wemb", np.zeros((79, 16), np.float32)),
+        "Wemb has 79 rows, but the vocabulary has 80 pieces",
+    ),
     "not a number": (set_to("Wemb", np.full((80, 16), np.nan, np.float32)), "'Wemb' holds numbers that are not finite"),
     "whole numbers": (set_to("Wemb", np.zeros((80, 16), np.int32)), "'Wemb' is of type torch.int32"),
     "a pickle": (with_member("evil.npy", pickled()), "'evil' is an array of object"),
     "an array of text": (with_member("x.npy", npy("(1,)", "<U1", b"abcd")), "'x' is an array of <U1"),
     "a size beyond any memory": (
         with_member("x.npy", npy("(1000000000000,)")),
-        "'x' is (1000000000000,) of float32, and has 0",
+        "'x' is (1000000000000,) of float32, but has 0",
     ),
     "a size below nothing": (with_member("x.npy", npy("(-1, -1)", data=b"abcd")), "'x' is (-1, -1) of float32"),
     "a size of truths": (with_member("x.npy", npy("(True, True)", data=b"abcd")), "'x' is (True, True) of float32"),
-    "a header that is code": (with_member("x.npy", npy("print(1)")), "'x' is not an array of numpy's"),
-    "no array": (with_member("x.npy", b"none"), "'x' is not an array of numpy's"),
-    "an array twice": (with_member("Wemb.npy", npy("(1,)", data=b"abcd")), "'Wemb' is there twice"),
+    "a header that is code": (with_member("x.npy", npy("print(1)")), "'x' is not a numpy array"),
+    "no array": (with_member("x.npy", b"none"), "'x' is not a numpy array"),
+    "an array twice": (with_member("Wemb.npy", npy("(1,)", data=b"abcd")), "'Wemb' occurs twice"),
     "a bomb": (with_member("x.npy", bytes(1 << 22), zipfile.ZIP_DEFLATED), "its arrays are compressed"),
     "no archive": (with_text("model.npz", "none"), "model.npz: not an .npz file"),
     "no pieces": (with_text("80.spm", "none"), "80.spm: not a SentencePiece model"),
@@ -332,7 +335,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "model.npz.yml").write_text("vocabs:\n- vocab.yml\n"),
         "vocab.yml: not a Sent",
     ),
-    "a bomb of YAML": (with_text("decoder.yml", BOMB), "decoder.yml: not a file of Marian's settings: line 1"),
+    "a bomb of YAML": (with_text("decoder.yml", BOMB), "decoder.yml: not a Marian settings file: line 1"),
     "YAML without end": (with_text("decoder.yml", "x" * (1 << 21)), "decoder.yml: cannot be read (larger than 1048576"),
     "settings without vocabularies": (with_text("decoder.yml", "beam-size: 4\n"), "decoder.yml: it names no vocabs"),
     "a beam that is no number": (
@@ -388,7 +391,7 @@ def test_import_refuses_pre_norm_of_another_version(published: Files, tmp_path: 
     """Marian has not always put a norm before keys and values."""
     model, vocabularies = published("prenorm")
     with_setting("version", "v1.9.0 ba94c5b9 2020-05-17 10:42:17 +0100")(model.parent)
-    with pytest.raises(InputError, match=r"version='v1\.9\.0 .*: a pre-norm model of another version than v1\.12: "):
+    with pytest.raises(InputError, match=r"version='v1\.9\.0 .*: a pre-norm model of a version other than v1\.12: "):
         import_run(ImportJob(from_=str(model), run_dir=str(tmp_path / "run"), vocabularies=vocabularies, data=EN_DE))
 
 

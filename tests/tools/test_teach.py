@@ -261,7 +261,7 @@ def test_teach_refuses_in_a_line(keys: dict[str, Any], message: str, corpus: Dat
 
 def test_teach_is_refused_where_there_are_ranks(corpus: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match=r"^teach is one process: start it without torchrun"):
+    with pytest.raises(InputError, match=r"^teach runs as one process: start it without torchrun"):
         teach(job_of(corpus, teacher="cat {src} {out}"))
     assert not Path("student.teach").exists()
 
@@ -269,8 +269,8 @@ def test_teach_is_refused_where_there_are_ranks(corpus: DataConfig, monkeypatch:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"teacher": "cat {src} {out}", "keep": 0.5}, "a program says no probabilities: set reverse=RUN"),
-        ({"teacher": "cat {src} {out}", "ensemble": ["a"]}, "ensemble is of runs, and the teacher is a program"),
+        ({"teacher": "cat {src} {out}", "keep": 0.5}, "a program reports no probabilities: set reverse=RUN"),
+        ({"teacher": "cat {src} {out}", "ensemble": ["a"]}, "ensemble takes runs, and the teacher is a program"),
         ({"keep": 0.0}, "keep=0.0 must be above 0"),
         ({"weight": 0.0}, "weight=0.0 must be in"),
         ({"teacher_seconds": 0.0}, "teacher_seconds=0.0 must be above 0"),
@@ -295,14 +295,14 @@ def test_teach_goes_on_with_what_it_was_begun_with_alone(
     """Other settings, another text and an artefact that was changed are refused; nothing is lost."""
     shutil.copytree(whole[0], folder, dirs_exist_ok=True)
     job = job_of(corpus, teacher=whole[1], teacher_lines=70)
-    with pytest.raises(InputError, match=r"it was begun with weight=1\.0, not 2\.0: set what was, or remove"):
+    with pytest.raises(InputError, match=r"it was begun with weight=1\.0, not 2\.0: restore that, or remove"):
         teach(replace(job, weight=2.0))
     source = folder / "other.en"
     source.write_text("one\n" * 200, encoding="utf-8")
     data = replace(corpus, train=replace(corpus.train, src=str(source)))
-    with pytest.raises(InputError, match=r"source\.txt: made of another text"):
+    with pytest.raises(InputError, match=r"source\.txt: made from another text"):
         teach(replace(job, data=data))
     hypotheses = Path("student.teach/tests/test.hyp")
     hypotheses.write_text(hypotheses.read_text(encoding="utf-8").upper(), encoding="utf-8")
-    with pytest.raises(InputError, match=r"test\.hyp: not as it was made, by its SHA-256"):
+    with pytest.raises(InputError, match=r"test\.hyp: not what teach wrote, by its SHA-256"):
         teach(job)

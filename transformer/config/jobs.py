@@ -48,7 +48,7 @@ J = TypeVar("J", bound="Job")
 
 MOST_PARTS = 256  # of a corpus: a prepared one keeps two files of each open
 ON_HUB = "hf:"  # begins the name of what is on the Hugging Face hub
-OF_PLUGINS = "a setting of another package's plug-in, which is named by it"
+OF_PLUGINS = "the setting KEY of the plug-in NAME of another package"
 
 # Settings of the model that its weights do not depend on: of `max_positions`, where positions are computed.
 OF_TRAINING = frozenset({"dropout", "attention_dropout", "relu_dropout", "max_positions"})

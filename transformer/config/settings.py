@@ -418,8 +418,8 @@ class PairConfig:
     tag: str | None = option(None, "a word in front of each source, such as <bt> or <2de> (null: none)")
     augment: str | None = option(
         None,
-        "development and test sets only: change every pair, to see what that costs: upper, title, unmarked (no final "
-        "punctuation), typos, noise, or mixed, one of the first four (null: no change)",
+        "for development and test sets only: change every pair, to see what that costs: upper, title, unmarked (no "
+        "final punctuation), typos, noise, or mixed, which picks one of the first four (null: no change)",
         on_resume=OnResume.allow,
     )
     src_lang: str | None = option(

@@ -128,13 +128,13 @@ def check(original: Original) -> None:
     for name, size in {"model.d_model": config.d_model, "model.d_ff": config.d_ff}.items():
         if size % WIDTHS:
             raise InputError(
-                f"{name}={size}: Bergamot multiplies blocks of {WIDTHS}, and it is no multiple of that; "
+                f"{name}={size}: not a multiple of {WIDTHS}, the width of the blocks that Bergamot multiplies; "
                 "to=marian and to=ctranslate2 can express it"
             )
     if original.quantization is Quantization.int8 and not config.tie_embeddings:
         raise InputError(
-            "model.tie_embeddings=false: Bergamot's engine ends at an output of its own in int8: set "
-            "quantization=float32, which it rounds while it loads"
+            "model.tie_embeddings=false: in int8, Bergamot's engine aborts at a separate output matrix: set "
+            "quantization=float32, which it rounds while loading"
         )
 
 

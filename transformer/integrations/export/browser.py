@@ -1,11 +1,11 @@
-"""Exports to a page of one's own: a folder of files, in which Bergamot's engine translates in the browser.
+"""Exports to a web page: a folder of files, in which Bergamot's engine translates in the browser.
 
     index.html  page.css  page.js     the page; what it says of the run is put in as text
     offline.js                        keeps the files, so that the page opens without a network
     engine/                           that of the package @browsermt/bergamot-translator, as `engine=FOLDER` has it
     model/                            what `to=bergamot` writes
 
-Any server of files will do: `python -m http.server`. No other address is asked for: the page's policy forbids it.
+Any file server will do: `python -m http.server`. No other address is asked for: the page's policy forbids it.
 """
 
 import html
@@ -69,8 +69,8 @@ TEMPLATE = """<!doctype html>
 <div class="tools">
 <button type="button" id="copy" disabled>Copy the translation</button>
 <button type="button" id="clear">Clear</button>
-<p id="status" role="status">If this stays, the page was opened as a file, or scripts are off: serve the folder, as by
-<code>python -m http.server</code>, and open the address that it names.</p>
+<p id="status" role="status">If this message stays, the page was opened as a file, or scripts are off: serve the
+folder, with <code>python -m http.server</code> for example, and open the address that it names.</p>
 </div>
 <details>
 <summary>About this translator</summary>
@@ -89,10 +89,10 @@ TEMPLATE = """<!doctype html>
 
 README = """# A page that translates, {source} to {target}
 
-Made from {origin}. Serve this folder by any server of files, and open the address: `python -m http.server -d {output}`.
+Made from {origin}. Serve this folder with any file server, and open the address: `python -m http.server -d {output}`.
 
-- What is typed stays in the browser: the page asks for no other address than its own files, {megabytes:.1f} MB, and its
-  policy forbids any other. Once it was open, it opens without a network, too, on https or on this machine.
+- What you type stays in the browser: the page fetches nothing but its own files, {megabytes:.1f} MB, and its policy
+  forbids any other address. Once opened, it also opens without a network, over https or on this machine.
 - The engine is {package} {version}, under the MPL 2.0; see https://github.com/browsermt/bergamot-translator.
 - `README.md` and `parity.json` are for you: they name files of this machine, and quote sentences of the development
   set. The page does not need them.
@@ -126,7 +126,7 @@ def read_engine(folder: Path | None) -> Engine:
     except ValueError as error:
         raise InputError(f"{folder / 'package.json'}: not JSON: {error}") from error
     if not isinstance(package, dict) or package.get("name") != PACKAGE or not isinstance(package.get("version"), str):
-        raise InputError(f"{folder / 'package.json'}: not that of {PACKAGE}: {remedy}")
+        raise InputError(f"{folder / 'package.json'}: not the one of {PACKAGE}: {remedy}")
     return Engine(package["version"], files)
 
 

@@ -60,7 +60,7 @@ def check_expressible(config: ModelConfig, target: Target) -> None:
                 f"model.positions=marian; to=huggingface, {other}"
             )
         if config.activation is Activation.gelu:
-            raise InputError(f"model.activation=gelu: {name} has an approximation, x * sigmoid(1.702 x); {other}")
+            raise InputError(f"model.activation=gelu: {name} only approximates it, by x * sigmoid(1.702 x); {other}")
 
     if target is Target.argos and config.positions is Positions.learned and config.max_positions <= MOST_INPUT:
         raise InputError(

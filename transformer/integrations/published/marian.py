@@ -203,13 +203,13 @@ def _check_kind(settings: _Settings) -> None:
     """Raise InputError for another architecture than MarianMTModel's, and for what it does that ours does not."""
     kind = settings.text_or_none("model_type")
     if kind != "marian":
-        raise settings.refused("model_type", "not marian: of published models, those of MarianMTModel can be imported")
+        raise settings.refused("model_type", "not marian: only published models of MarianMTModel can be imported")
     architectures = settings.values.get("architectures") or ["MarianMTModel"]
     if architectures != ["MarianMTModel"]:
         raise settings.refused("architectures", "not MarianMTModel, which has encoder and decoder")
     if not settings.flag("scale_embedding", default=False):
         raise settings.refused(
-            "scale_embedding", "embeddings here are multiplied by the root of d_model, as in OPUS-MT"
+            "scale_embedding", "embeddings here are always multiplied by the root of d_model, as in OPUS-MT"
         )
     for key in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):
         if settings.values.get(key):
@@ -219,13 +219,15 @@ def _check_kind(settings: _Settings) -> None:
         ("encoder_ffn_dim", "decoder_ffn_dim"),
     ):
         if settings.values.get(one) != settings.values.get(other):
-            raise settings.refused(one, f"another than {other}={settings.values.get(other)}: here both are the same")
+            raise settings.refused(
+                one, f"differs from {other}={settings.values.get(other)}: here they must be the same"
+            )
 
 
 def _model_config(settings: _Settings, *, biases: bool, is_tied: bool, start: Start) -> ModelConfig:
     name = settings.text_or_none("activation_function") or "gelu"
     if name not in ACTIVATIONS:
-        raise settings.refused("activation_function", f"there are {', '.join(ACTIVATIONS)}")
+        raise settings.refused("activation_function", f"not one of {', '.join(ACTIVATIONS)}")
     encoder_layers = settings.number("encoder_layers", default=12)
     decoder_layers = settings.number("decoder_layers", default=12)
     try:
@@ -333,7 +335,7 @@ def _read_ids(path: Path, size: int) -> dict[str, int]:
     """A list of ids by piece: each of 0 to size - 1 once. Raises InputError."""
     ids = _read_object(path)
     if not all(type(index) is int for index in ids.values()) or sorted(ids.values()) != list(range(len(ids))):
-        raise InputError(f"{path}: not the ids from 0 on, each once")
+        raise InputError(f"{path}: its ids are not the numbers from 0 on, each once")
     if len(ids) != size:
         raise InputError(f"{path}: it has {len(ids)} pieces, but {CONFIG} asks for {size}")
     for piece in ("</s>", "<unk>"):

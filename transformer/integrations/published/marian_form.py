@@ -170,7 +170,7 @@ def read_settings(text: str) -> dict[str, Value]:
         if match := _KEY.fullmatch(line):
             key = match[1]
             if key in found:
-                raise ValueError(f"line {number}: {key} is there twice")
+                raise ValueError(f"line {number}: {key} occurs twice")
             found[key] = [] if not match[2] or match[2] == "[]" else _plain(match[2], number)
             continue
         values = found[key] if key is not None else None
@@ -188,7 +188,7 @@ def _plain(value: str, number: int) -> str:
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         return value[1:-1].replace("''", "'") if value[0] == "'" else value[1:-1]
     if value[:1] in ("&", "*", "!", "{", "[", "|", ">"):
-        raise ValueError(f"line {number}: {value!a:.60} is no plain value")
+        raise ValueError(f"line {number}: {value!a:.60} is not a plain value")
     return value
 
 

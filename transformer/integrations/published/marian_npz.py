@@ -115,7 +115,7 @@ def find_files(model: Path, vocabularies: Sequence[str] | None) -> MarianFiles:
         if not name.endswith(".spm"):
             raise InputError(
                 f"{name}: not a SentencePiece model (.spm), the only kind of vocabulary read here; for OPUS-MT's "
-                "models, which have vocab.yml, take the transformers form: docs/models.md"
+                "models, which have vocab.yml, use the transformers form: docs/models.md"
             )
     return MarianFiles(model, (Path(source), Path(target)), config)
 
@@ -127,7 +127,7 @@ def _read_yaml(path: Path) -> dict[str, Value]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
-        raise InputError(f"{path}: not a file of Marian's settings: {error}") from error
+        raise InputError(f"{path}: not a Marian settings file: {error}") from error
 
 
 def read_npz(files: MarianFiles) -> Published:
@@ -197,7 +197,7 @@ class _Stored:
         try:
             arrays = _read_arrays(path)
             if SETTINGS not in arrays:
-                raise ValueError(f"it has no {SETTINGS}: not a model of Marian's")
+                raise ValueError(f"it has no {SETTINGS}: not a Marian model")
             settings = arrays.pop(SETTINGS)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -217,7 +217,7 @@ class _Stored:
     def text(self, key: str, default: str = "") -> str:
         value = self.settings.get(key, default)
         if not isinstance(value, str):
-            raise self.refused(key, "not one value")
+            raise self.refused(key, "not a single value")
         return value
 
     def number(self, key: str) -> int:
@@ -237,13 +237,13 @@ class _Stored:
             or len(values) != 2
             or not all(value.isascii() and value.isdigit() and len(value) < 10 for value in values)
         ):
-            raise self.refused("dim-vocabs", "not two whole numbers: a model here has one source")
+            raise self.refused("dim-vocabs", "not two whole numbers: models here have one source")
         return int(values[0]), int(values[1])
 
     def is_tied(self, has_one_vocabulary: bool) -> bool:
         """Whether the output's matrix is the target's; with one vocabulary, all three are one then."""
         if SHARED_MATRIX in self.tensors and not has_one_vocabulary:
-            raise InputError(f"{self.path}: {SHARED_MATRIX} is for one vocabulary, and each language has its own")
+            raise InputError(f"{self.path}: {SHARED_MATRIX} is for one vocabulary, but each language has its own")
         is_said = "true" in (self.text("tied-embeddings"), self.text("tied-embeddings-all"))
         if not is_said and OUTPUT_MATRIX not in self.tensors:
             raise InputError(f"{self.path}: {OUTPUT_MATRIX} is missing")
@@ -263,10 +263,12 @@ class _Stored:
     def model_config(self, *, biases: bool, is_tied: bool) -> ModelConfig:
         """The model that the settings describe. Raises InputError for one that cannot be expressed here."""
         if self.text("type") != "transformer":
-            raise self.refused("type", "not transformer, the kind of model that is read here")
+            raise self.refused("type", "not transformer, the only kind of model that is read here")
         activation = self.text("transformer-ffn-activation", "swish")
         if activation not in _ACTIVATIONS:
-            why = "Marian's is an approximation, x * sigmoid(1.702 x)" if activation == "gelu" else "not relu or swish"
+            why = (
+                "Marian only approximates it, by x * sigmoid(1.702 x)" if activation == "gelu" else "not relu or swish"
+            )
             raise self.refused("transformer-ffn-activation", why)
         norm = self._norm()
         self._check_unused()
@@ -303,7 +305,7 @@ class _Stored:
         if norms[0] is Norm.pre and not version.startswith(PRE_NORM_VERSION):
             raise self.refused(
                 "version",
-                f"a pre-norm model of another version than {PRE_NORM_VERSION}: what that computed is not known",
+                f"a pre-norm model of a version other than {PRE_NORM_VERSION}: what that one computed is not known",
             )
         return norms[0]
 
@@ -323,7 +325,7 @@ class _Stored:
             if key in of_ours or is_idle(key):
                 continue
             if key not in UNUSED:
-                raise self.refused(key, "a setting that is not known here, so what it changes is not known either")
+                raise self.refused(key, "an unknown setting, which may change the model")
             default = UNUSED[key]
             usual = str(default).lower() if isinstance(default, bool) else default
             usual = usual if isinstance(usual, list) else str(usual)
@@ -347,7 +349,7 @@ def _read_arrays(path: Path) -> dict[str, Array]:
             with zipfile.ZipFile(file) as archive:
                 members = archive.infolist()
                 if len(members) > MOST_ARRAYS:
-                    raise ValueError(f"it has {len(members)} arrays: not a model of Marian's")
+                    raise ValueError(f"it has {len(members)} arrays: not a Marian model")
                 if any(member.compress_type != zipfile.ZIP_STORED for member in members):
                     raise ValueError("its arrays are compressed, which Marian's are not: write it with numpy.savez")
                 size = os.fstat(file.fileno()).st_size
@@ -356,7 +358,7 @@ def _read_arrays(path: Path) -> dict[str, Array]:
                 for member in members:
                     name = member.filename.removesuffix(".npy")
                     if name in arrays:
-                        raise ValueError(f"{name!a:.80} is there twice")
+                        raise ValueError(f"{name!a:.80} occurs twice")
                     arrays[name] = _array_of(archive.read(member), name)
         except (zipfile.BadZipFile, EOFError, RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(f"not an .npz file ({error})") from error
@@ -376,12 +378,12 @@ def _array_of(data: bytes, name: str) -> Array:
             raise ValueError(f"version {version} of .npy")
     except Exception as error:  # a hostile header fails in as many ways as a Python expression has
         reason = " ".join(str(error).split())
-        raise ValueError(f"{name!a:.80} is not an array of numpy's ({reason:.120})") from error
+        raise ValueError(f"{name!a:.80} is not a numpy array ({reason:.120})") from error
     if dtype.hasobject or dtype.kind not in "fiu":
-        raise ValueError(f"{name!a:.80} is an array of {dtype}, and Marian's are of numbers")
+        raise ValueError(f"{name!a:.80} is an array of {dtype}, but Marian's are of numbers")
     rest = len(data) - content.tell()
     if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != rest:
-        raise ValueError(f"{name!a:.80} is {shape} of {dtype}, and has {rest} bytes")
+        raise ValueError(f"{name!a:.80} is {shape} of {dtype}, but has {rest} bytes")
     flat = np.frombuffer(data, dtype, offset=content.tell()).astype(dtype.newbyteorder("="))
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
@@ -435,11 +437,11 @@ def _read_side(path: Path, content: bytes, size: int, never: tuple[int, ...]) ->
         raise InputError(f"{path}: not a SentencePiece model") from error
     if len(processor) != size:
         raise InputError(
-            f"{path}: it has {len(processor)} pieces, and the model {size}: name the model's own vocabularies"
+            f"{path}: it has {len(processor)} pieces, but the model has {size}: name the model's own vocabularies"
         )
     if eos < 0 or unk < 0 or len(pieces) < size:
         raise InputError(
-            f"{path}: it has no </s>, no <unk>, or a piece twice: Marian's SentencePiece models have each once"
+            f"{path}: it lacks </s> or <unk>, or has a piece twice: Marian's SentencePiece models have each once"
         )
 
     ids = (processor.pad_id(), unk, processor.bos_id(), eos)
@@ -463,7 +465,7 @@ def _weights(
         weight, theirs = _weight(name, stored, config, sides)
         if weight.shape != parameter.shape:
             raise InputError(
-                f"{stored.path}: {theirs} makes a {name} of {tuple(weight.shape)}, and the settings and the vocabulary "
+                f"{stored.path}: {theirs} makes a {name} of {tuple(weight.shape)}, but the settings and the vocabulary "
                 f"ask for {tuple(parameter.shape)}"
             )
         used.add(theirs)
@@ -525,9 +527,9 @@ def _tensor(stored: _Stored, name: str) -> Tensor:
 def _check_rows(stored: _Stored, name: str, tensor: Tensor, side: _Side) -> None:
     rows = sum(row is not None for row in side.rows)
     if len(tensor) != rows:
-        raise InputError(f"{stored.path}: {name} has {len(tensor)} rows, and the vocabulary {rows} pieces")
+        raise InputError(f"{stored.path}: {name} has {len(tensor)} rows, but the vocabulary has {rows} pieces")
 
 
 def _check_width(stored: _Stored, name: str, width: int, expected: int) -> None:
     if width != expected:
-        raise InputError(f"{stored.path}: {name} is {width} wide, and dim-emb is {expected}")
+        raise InputError(f"{stored.path}: {name} is {width} wide, but dim-emb is {expected}")

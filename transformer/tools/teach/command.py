@@ -91,17 +91,17 @@ def teach(job: TeachJob) -> Taught:
 def check_job(job: TeachJob) -> None:
     """Raise InputError for what cannot be taught: before anything is done."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError("teach is one process: start it without torchrun")
+        raise InputError("teach runs as one process: start it without torchrun")
     if not job.teacher:
         raise InputError("teacher is not set: name a run directory, or a program: teacher='COMMAND {src} {out}'")
     if job.is_program:
         check_teacher(job)
     if not job.data.test:
-        raise InputError("teach compares by test sets: set data.test.NAME.src and data.test.NAME.tgt")
+        raise InputError("teach compares on test sets: set data.test.NAME.src and data.test.NAME.tgt")
     if job.text is None or _has_text(job.data.train):
         check_texts(job.data)
     elif job.baseline:
-        raise InputError("data.train is not set, so no student without a teacher can be trained: set baseline=false")
+        raise InputError("without data.train, there can be no student without a teacher: set baseline=false")
 
 
 def _has_text(pair: PairConfig) -> bool:
@@ -131,7 +131,7 @@ class _Work:
         if path.exists():
             begun = read_settings(path, self.anew)
             if found := differences(begun.get("settings", {}), self.record["settings"]):
-                raise InputError(f"{self.folder}: it was begun with {found}: set what was, or {self.anew}")
+                raise InputError(f"{self.folder}: it was begun with {found}: restore that, or {self.anew}")
             self.record["stages"] = begun.get("stages", {})
         self._write()
         if self.job.text is None:
@@ -147,7 +147,7 @@ class _Work:
         """Write that a stage is done, and what it made. Raises InputError where that was another file before."""
         before = self.record["stages"].get(stage, facts)
         if before.get("sha256") != facts.get("sha256"):
-            raise InputError(f"{facts['file']}: not as it was made, by its SHA-256: {self.anew}")
+            raise InputError(f"{facts['file']}: not what teach wrote, by its SHA-256: {self.anew}")
         self.record["stages"][stage] = facts
         self._write()
 
@@ -294,7 +294,7 @@ def _once(path: Path, lines: Iterable[str], remedy: str) -> None:
         with suppress(FileExistsError):
             os.link(temporary, path)  # which, unlike a replacement, leaves alone what another process reads
         if digest_file(path) != digest_file(temporary):
-            raise InputError(f"{path}: made of another text: {remedy}")
+            raise InputError(f"{path}: made from another text: {remedy}")
     except OSError as error:
         raise storage_error(path, error=error) from error
     finally:

@@ -20,25 +20,26 @@ class TeachJob(TrainJob):
     )
     ensemble: list[str] = option([], "other runs with the teacher's tokenizer: their probabilities are averaged")
     text: str | None = option(
-        None, "what the teacher translates, a file with a sentence a line (null: the sources of data.train)"
+        None, "what the teacher translates, a file with one sentence per line (null: the sources of data.train)"
     )
     candidates: int | None = option(
         None,
-        "of so many translations of each line, take the one that has the most in common with the others, by chrF "
+        "of this many translations of each line, take the one that has the most in common with the others, by chrF "
         "(null: the teacher's best)",
     )
     keep: float = option(
         1.0,
-        "of the sound pairs, keep this share: those that are the most probable to the reverse model, or else to the "
-        "teacher",
+        "of the sound pairs, keep this share: those most probable to the reverse model or, without one, to the teacher",
     )
     reverse: str | None = option(
         None, "a run in the other direction, which scores each pair backwards (null: the teacher's own probabilities)"
     )
-    weight: float = option(1.0, "copies of each taught pair in an epoch; with 0.5, half of the pairs come")
-    baseline: bool = option(True, "also train the student without its teacher, to compare with")
-    teacher_lines: int = option(1000, "a program gets so many lines at a time; they are lost if it fails")
-    teacher_seconds: float = option(3600.0, "a program that takes longer for its lines is ended, and the command fails")
+    weight: float = option(1.0, "copies of each taught pair in an epoch; 0.5 takes half of the pairs")
+    baseline: bool = option(True, "also train the student without its teacher, for comparison")
+    teacher_lines: int = option(1000, "a program gets this many lines at a time; they are lost if it fails")
+    teacher_seconds: float = option(
+        3600.0, "a program that takes longer for these lines is ended, and the command fails"
+    )
     format: Format = option(Format.text, "text for people, or JSON for programs")
 
     def __post_init__(self) -> None:
@@ -51,16 +52,20 @@ class TeachJob(TrainJob):
         require(
             0.0 < self.teacher_seconds < math.inf, f"teacher_seconds={self.teacher_seconds} must be above 0, and finite"
         )
-        require(TAUGHT not in self.data.extra, f"data.extra.{TAUGHT} is what the teacher will write: choose a name")
-        require(not (self.is_program and self.ensemble), "ensemble is of runs, and the teacher is a program")
+        require(
+            TAUGHT not in self.data.extra, f"data.extra.{TAUGHT} is what the teacher will write: choose another name"
+        )
+        require(
+            not (self.is_program and self.ensemble), "ensemble takes runs, and the teacher is a program: leave one out"
+        )
         require(
             not (self.is_program and self.keep < 1.0 and self.reverse is None),
-            f"keep={self.keep}: a program says no probabilities: set reverse=RUN, a model that does, or leave keep out",
+            f"keep={self.keep}: a program reports no probabilities: set reverse=RUN, or leave keep out",
         )
 
     @property
     def is_program(self) -> bool:
-        """Whether the teacher is a command, and no run."""
+        """Whether the teacher is a command, not a run."""
         return "{" in self.teacher
 
     def student(self) -> TrainJob:

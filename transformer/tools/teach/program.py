@@ -109,7 +109,7 @@ def _translations(job: TeachJob, lines: Sequence[str]) -> list[Translation]:
             run_program(words, folder, seconds=job.teacher_seconds, limit=limit, key="teacher_seconds")
             texts = _read(folder / "out", len(lines), count=count, limit=limit)
     except ProgramError as error:
-        raise InputError(f"teacher: {error}: mend it, and give the same command again") from error
+        raise InputError(f"teacher: {error}: fix it, and give the same command again") from error
     except OSError as error:
         raise InputError(f"teacher: {os.fspath(error.filename or 'its folder')}: {error.strerror or error}") from error
 
@@ -131,7 +131,7 @@ def _read(path: Path, lines: int, *, count: int, limit: int) -> list[str]:
         data = file.read(limit)
     written = data.removesuffix(b"\n").split(b"\n") if data else []
     if len(written) != lines * count:
-        each = "" if count == 1 else f", {count} of each line"
+        each = "" if count == 1 else f", {count} for each line"
         raise ProgramError(f"it wrote {len(written):,} lines to {{out}}, not {lines * count:,}{each}")
     texts = []
     for number, line in enumerate(written, 1):
