@@ -392,7 +392,7 @@ COMMANDS = _Commands(
         "teach": Command(
             "transformer.tools.teach.job:TeachJob",
             "transformer.tools.teach.command:teach",
-            "train a model on what a teacher translates: a run, several, or any program; and compare them",
+            "train a model on what a run, several runs or any program translates, and compare them",
             (
                 f"transformer teach teacher=runs/big run_dir=runs/small experiment=small {OWN_TEXT}",
                 "transformer teach teacher='python llm.py {src} {out}' experiment=multi30k_en_de data.root=corpora",
@@ -450,7 +450,7 @@ COMMANDS = _Commands(
         "import": Command(
             "transformer.integrations.imports.job:ImportJob",
             "transformer.integrations.imports.command:import_run",
-            "make a run of a published model of Marian, such as one of OPUS-MT, or of a model.npz",
+            "make a run from a published Marian model, such as one of OPUS-MT, or from a model.npz",
             (
                 "transformer import from=hf:Helsinki-NLP/opus-mt-en-de run_dir=runs/opus",
                 "transformer import from=saved/model run_dir=runs/theirs data.src_lang=en data.tgt_lang=de",

@@ -51,16 +51,16 @@ PIECES = 8  # and so many pieces at once
 
 README = """# A translation model for Bergamot: Firefox, translateLocally, web pages
 
-Exported from {origin}, {source} to {target}, in {quantization}. `parity.json` says how exactly it agrees with that.
+Exported from {origin}, {source} to {target}, in {quantization}. `parity.json` says how closely the two agree.
 
 - **A page of your own**: `transformer export to=browser` makes one. In the package `@browsermt/bergamot-translator`,
   `TranslatorBacking.loadTranslationModel` gives the engine the bytes of `{model}` and of {vocabularies},
   an empty buffer for the shortlist, and the setting `gemm-precision: {precision}`.
 - **translateLocally**: copy this folder into its folder of models, or pack it (`tar czf {pair}.tar.gz *`) and open that
   (Edit, Translator settings, Import model).
-- **Firefox**: the files have the names of its models. It takes models from its own collection alone.
+- **Firefox**: the files have the names of its models. It takes models only from its own collection.
 
-The engine searches greedily: `beam-size: 1`, and ends a translation at twice the pieces of its source.
+The engine searches greedily (`beam-size: 1`), and cuts a translation at twice the pieces of its source.
 """
 
 

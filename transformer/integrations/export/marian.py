@@ -59,21 +59,21 @@ LENGTH_FACTOR = 5  # a translation has at most so many times the pieces of its s
 
 README = """# A translation model for Marian
 
-Exported from {origin}. `parity.json` says how exactly its formulas, computed by numpy, agree with that model.
+Exported from {origin}. `parity.json` says how closely Marian's formulas, computed in numpy, agree with that model.
 
 ```sh
 marian-decoder -c {output}/{decoder} < in.txt > out.txt                 # --cpu-threads 4, or --devices 0
 marian-scorer -m {output}/{model} -v {vocabs} -t in.txt out.txt
 ```
 
-With `pip install pymarian==1.12.42`, which Python 3.11 has, the first is
+With `pip install pymarian==1.12.42` under Python 3.11, the first command is
 `python -c "import _pymarian; _pymarian.main(['decode', '-c', '{output}/{decoder}'])"`.
 
-- Marian divides a log-probability by length**normalize, and the run by ((5 + length) / 6)**{alpha:g}. `{decoder}` has
-  {exponent:g}, which does much the same at usual lengths; a development set may have a better one.
-- Marian ends a search when as many translations are finished as the beam is wide, and a translation at {factor} times
-  the pieces of its source (`max-length-factor`); the run at {extra} pieces more.
-- Its norms add 1e-6 to a variance, where the run's add 1e-5.
+- Marian divides a log-probability by length**normalize, the run by ((5 + length) / 6)**{alpha:g}. `{decoder}` sets
+  normalize to {exponent:g}, which does much the same at usual lengths; a development set may show a better value.
+- Marian ends a search when as many translations are finished as the beam is wide. It cuts a translation at {factor}
+  times the pieces of its source (`max-length-factor`), the run at {extra} pieces more than its source has.
+- Its norms add 1e-6 to a variance, the run's add 1e-5.
 - Text of more than {positions} pieces is cut (`max-length-crop`).
 """
 

@@ -20,7 +20,7 @@ class TeachJob(TrainJob):
     )
     ensemble: list[str] = option([], "other runs with the teacher's tokenizer: their probabilities are averaged")
     text: str | None = option(
-        None, "what the teacher translates, a file with one sentence per line (null: the sources of data.train)"
+        None, "what the teacher translates, a file with a sentence a line (null: the sources of data.train)"
     )
     candidates: int | None = option(
         None,
