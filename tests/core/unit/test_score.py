@@ -277,5 +277,6 @@ def test_check_language_says_what_to_install(monkeypatch: pytest.MonkeyPatch, co
 def test_ter_of_a_line_too_long_for_its_table_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     line = "word " * 20_000  # 3 GB of edits by TER, which sacreBLEU keeps for each word of a line and of its reference
     found = score([line, "a dog"], [line, "a dog"], tgt_lang="de")
-    assert (found.bleu, found.ter, found.ter_signature) == (pytest.approx(100), None, None)
+    assert found.bleu == pytest.approx(100)
+    assert found.ter is found.ter_signature is None
     assert "left out: TER: a line of 20,000 words, with a reference of 20,000: keep one sentence a line" in caplog.text
