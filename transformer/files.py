@@ -78,23 +78,6 @@ def write_file(path: Path, data: bytes, *, mode: int | None = None) -> None:
         remove(temporary)
 
 
-def write_output(path: Path, data: bytes) -> None:
-    """Write a small file that a user named, as a shell would: through a link, and into a pipe or a device.
-
-    A regular file is replaced atomically, and keeps its mode. Raises StorageError.
-    """
-    mode = None
-    try:
-        with suppress(FileNotFoundError):
-            mode = path.stat().st_mode
-        if mode is not None and not stat.S_ISREG(mode):
-            path.write_bytes(data)
-            return
-    except OSError as error:
-        raise storage_error(path, len(data), error=error) from error
-    write_file(path.resolve(), data, mode=None if mode is None else stat.S_IMODE(mode))
-
-
 def write_json(path: Path, value: object) -> None:
     """Replace a small JSON file atomically. Raises StorageError; ValueError for NaN and infinities."""
     write_file(path, encode_json(value))
@@ -121,16 +104,6 @@ def make_directories(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync(folder.parent)
-
-
-def make_output(folder: Path) -> None:
-    """Make the folder for the output of a command. Raises StorageError."""
-    try:
-        make_directories(folder)
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except OSError as error:
-        raise StorageError(f"output={folder}: cannot be made: {error.strerror}: choose another directory") from error
 
 
 def temporary_name(path: Path, prefix: str) -> Path:

@@ -127,7 +127,7 @@ def _threads_in_environment() -> int | None:
     torchrun sets it to 1 for several ranks on a machine, unless it is set: its 1 means nothing.
     """
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    is_torchruns = first == "1" and "TORCHELASTIC_RUN_ID" in os.environ and _local_world_size() > 1
+    is_torchruns = first == "1" and "TORCHELASTIC_RUN_ID" in os.environ and local_world_size() > 1
     return int(first) if first.isdecimal() and int(first) > 0 and not is_torchruns else None
 
 
@@ -145,7 +145,7 @@ def _share_of_cores() -> int:
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and tasks == os.environ.get("WORLD_SIZE") and of_task.isdecimal():
         return min(cores(), int(of_task))
-    return max(1, cores() // _local_world_size())
+    return max(1, cores() // local_world_size())
 
 
 def cores() -> int:
@@ -170,47 +170,7 @@ def busy() -> str | None:
     return None
 
 
-def free_memory() -> int:
-    """This rank's share of the free bytes of the machine, or of the container if that has fewer.
-
-    Where the system does not say how many are free, as macOS does not, they are all that there are.
-    """
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            fields = dict(line.split(":") for line in file)
-        free = 1024 * int(fields["MemAvailable"].split()[0])
-    except OSError:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-    # In a container, what is used counts copies of files, which give way when memory is asked for.
-    limit = _number_in(f"{CONTROL_GROUP}/memory.max")
-    used = _number_in(f"{CONTROL_GROUP}/memory.current")
-    if limit is not None and used is not None:
-        free_in_container = limit - used + _cached_files(f"{CONTROL_GROUP}/memory.stat")
-        free = max(0, min(free, free_in_container))
-    return free // _local_world_size()
-
-
-def _cached_files(path: str) -> int:
-    """The bytes of the copies of files; 0 where the kernel does not say."""
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-        for line in file:
-            name, value = line.split()
-            if name == "inactive_file":
-                return int(value)
-    return 0
-
-
-def _number_in(path: str) -> int | None:
-    """The number in a file of the kernel; None where there is no such file, or no number (`max`: no limit)."""
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return None
-
-
-def _local_world_size() -> int:
+def local_world_size() -> int:
     """How many ranks torchrun started on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 

@@ -15,7 +15,6 @@ import pytest
 from support.command_line import enter
 from support.corpora import read, run_command, tiny_job, write_corpus
 from transformer.cli.commands import compose
-from transformer.config.compose import read_rows
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import Activation, Norm, TrainConfig
@@ -35,7 +34,7 @@ from transformer.tools.tables.grid import describe_changes, differences, with_ch
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.make import make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
-from transformer.tools.tables.rows import rows_of_file
+from transformer.tools.tables.rows import read_rows, rows_of_file
 
 pytestmark = pytest.mark.ci
 

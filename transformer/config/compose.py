@@ -63,7 +63,6 @@ J = TypeVar("J", bound=Job)
 
 log = logging.getLogger(__name__)
 
-ROW_EXAMPLE = "`h1: {model: {n_heads: 1}}`, or `base: {}` for none"
 QUIET_HYDRA = {  # no folder, no file, no change of directory
     "run": {"dir": "."},
     "output_subdir": None,
@@ -298,18 +297,22 @@ def _environment_refused() -> Iterator[None]:
         setup_globals()  # Hydra's resolvers
 
 
-def read_commands(path: Path) -> dict[str, str]:
-    """The commands of judges in a YAML file of the user's own, by their names. Raises InputError."""
+def read_yaml(path: Path, key: str, *, remedy: str) -> object:
+    """What is in a YAML file of the user's own, which `key` names, without resolving anything. Raises InputError."""
     try:
         with bounded_files():
-            commands = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+            return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"scorers={path}: {error.strerror}: name a YAML file with lines `NAME: COMMAND`") from error
+        raise InputError(f"{key}={path}: {error.strerror}: {remedy}") from error
     except Exception as error:  # of the YAML library, which is not ours to import
         raise InputError(f"{path}: not YAML: {'; '.join(_lines(error))}") from error
 
+
+def read_commands(path: Path) -> dict[str, str]:
+    """The commands of judges in a YAML file of the user's own, by their names. Raises InputError."""
+    commands = read_yaml(path, "scorers", remedy="name a YAML file with lines `NAME: COMMAND`")
     texts = commands.items() if isinstance(commands, dict) else ()
     names = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
     if not texts or not all(re.fullmatch(names, str(name)) and isinstance(text, str) for name, text in texts):
@@ -317,33 +320,6 @@ def read_commands(path: Path) -> dict[str, str]:
             f"{path}: not a list of judges; write each as `NAME: COMMAND`; a name has letters, digits, '_' and '-' only"
         )
     return {str(name): text for name, text in texts}
-
-
-def read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """The rows of a table that a YAML file holds: by name, the settings that each changes, nested as in an experiment.
-
-    Raises InputError where the file cannot be read, or is no such table.
-    """
-    try:
-        with bounded_files():
-            rows = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(f"table={path}: {error.strerror}: name 1, 2, 3, scores or a YAML file with rows") from error
-    except Exception as error:  # of the YAML library, which is not ours to import
-        raise InputError(f"{path}: not YAML: {'; '.join(_lines(error))}") from error
-
-    if not isinstance(rows, dict) or not rows:
-        raise InputError(f"{path}: no rows; a row is a name with the settings that it changes, {ROW_EXAMPLE}")
-    for name, changes in rows.items():
-        if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is None:
-            raise InputError(f"{path}: row {name!r}: a name has letters, digits, '.', '_' and '-' only")
-        if name.startswith("table."):
-            raise InputError(f"{path}: row {name}: the table itself is written under this name: choose another")
-        if not isinstance(changes, dict):
-            raise InputError(f"{path}: row {name}: not settings; write them as {ROW_EXAMPLE}")
-    return cast(dict[str, dict[str, Any]], rows)
 
 
 def _task_overrides() -> list[str]:

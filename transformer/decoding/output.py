@@ -13,9 +13,6 @@ from dataclasses import asdict, dataclass
 
 from transformer.config.settings import LineFormat
 
-MEAN = "mean_log_prob"  # the column of pairs that has the log-probability a piece
-LINE = "line"  # the name of the column with the number of the source, counted from 1
-
 # Characters that some reader takes for the end of a cell or of a row: controls, and the two separators of Unicode.
 _BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -81,13 +78,13 @@ def format_translations(by_line: Sequence[Sequence[Translation]], kind: LineForm
             lines = [best.text for [best] in by_line]
         case LineFormat.tsv:
             lines = [
-                _row(number, rank, _number(translation.log_prob), _number(translation.score), translation.text)
+                tsv_row(number, rank, _number(translation.log_prob), _number(translation.score), translation.text)
                 for number, translations in numbered
                 for rank, translation in enumerate(translations, 1)
             ]
         case LineFormat.jsonl:
             lines = [
-                _json({"line": number, "translations": [_translation_as_json(one) for one in translations]})
+                json_row({"line": number, "translations": [_translation_as_json(one) for one in translations]})
                 for number, translations in numbered
             ]
     return "".join(f"{line}\n" for line in lines)
@@ -101,36 +98,21 @@ def format_log_probs(by_line: Sequence[Scored], kind: LineFormat, *, first_line:
             lines = [_number(scored.log_prob) for scored in by_line]
         case LineFormat.tsv:
             lines = [
-                _row(number, _number(scored.log_prob), _number(scored.score), len(scored.pieces))
+                tsv_row(number, _number(scored.log_prob), _number(scored.score), len(scored.pieces))
                 for number, scored in numbered
             ]
         case LineFormat.jsonl:
             lines = [
-                _json({"line": number, **_score_as_json(scored, by_piece=by_piece)}) for number, scored in numbered
+                json_row({"line": number, **_score_as_json(scored, by_piece=by_piece)}) for number, scored in numbered
             ]
     return "".join(f"{line}\n" for line in lines)
-
-
-def format_header(kind: LineFormat, columns: tuple[str, str]) -> str:
-    """What stands above pairs: the names of the columns in tsv, nothing in jsonl."""
-    return _row(*columns, MEAN, LINE) + "\n" if kind is LineFormat.tsv else ""
-
-
-def format_pair(
-    kind: LineFormat, columns: tuple[str, str], pair: tuple[str, str], *, mean_log_prob: float | None, line: int
-) -> str:
-    """A source and its translation, as a line of tsv or jsonl that a training reads; `line` is that of the source."""
-    if kind is LineFormat.tsv:
-        return _row(*pair, "" if mean_log_prob is None else f"{mean_log_prob:.4f}", line) + "\n"
-    row = {**dict(zip(columns, pair, strict=True)), MEAN: _rounded(mean_log_prob), LINE: line}
-    return _json(row) + "\n"
 
 
 def _translation_as_json(translation: Translation) -> dict[str, object]:
     value: dict[str, object] = {
         "text": translation.text,
-        "log_prob": _rounded(translation.log_prob),
-        "score": _rounded(translation.score),
+        "log_prob": rounded(translation.log_prob),
+        "score": rounded(translation.score),
         "finished": translation.finished,
     }
     if translation.expected_score is not None:
@@ -142,22 +124,22 @@ def _translation_as_json(translation: Translation) -> dict[str, object]:
 
 def _score_as_json(scored: Scored, *, by_piece: bool) -> dict[str, object]:
     value: dict[str, object] = {
-        "log_prob": _rounded(scored.log_prob),
-        "score": _rounded(scored.score),
+        "log_prob": rounded(scored.log_prob),
+        "score": rounded(scored.score),
         "length": len(scored.pieces),
     }
     if by_piece:
         value["pieces"] = scored.pieces
-        value["piece_log_probs"] = [_rounded(log_prob) for log_prob in scored.piece_log_probs]
+        value["piece_log_probs"] = [rounded(log_prob) for log_prob in scored.piece_log_probs]
     return value
 
 
-def _row(*cells: object) -> str:
+def tsv_row(*cells: object) -> str:
     """One line of tsv."""
     return "\t".join(_BREAKS.sub(" ", str(cell)) for cell in cells)
 
 
-def _json(value: Mapping[str, object]) -> str:
+def json_row(value: Mapping[str, object]) -> str:
     """One line of JSON. Only characters that some reader takes for the end of a line are escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return _BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -167,6 +149,6 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6f}"
 
 
-def _rounded(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
     """A number as JSON can hold it: infinity, of a translation that the model thinks impossible, becomes null."""
     return None if value is None or not math.isfinite(value) else round(value, 6)

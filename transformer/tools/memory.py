@@ -12,8 +12,11 @@ GPU) nor the holes in the allocator's heap are included: for base on a CPU, the 
 and 1.9 times in fp32.
 """
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
 
+from transformer import machine
 from transformer.compute import HALF, dtype_of, product_dtype
 from transformer.config.settings import Activation, Device, LayoutKind, ModelConfig, Norm, Score
 from transformer.cost import count_parameters
@@ -182,3 +185,46 @@ def _loss(config: ModelConfig, vocab_size: int, resolved: Resolved, *, widths: _
     copies = 2 * widths.parameter + (2 * widths.activation if is_half else 0)  # rounded: the matrix, and the product
     hidden = slots * config.d_model * (widths.activation + (widths.parameter if is_half else 0))
     return rows * vocab_size * widths.activation + hidden + vocab_size * config.d_model * copies
+
+
+# ---- what there is ---------------------------------------------------------------------------------------------------
+
+
+def free_memory() -> int:
+    """This rank's share of the free bytes of the machine, or of the container if that has fewer.
+
+    Where the system does not say how many are free, as macOS does not, they are all that there are.
+    """
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":") for line in file)
+        free = 1024 * int(fields["MemAvailable"].split()[0])
+    except OSError:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    # In a container, what is used counts copies of files, which give way when memory is asked for.
+    limit = _number_in(f"{machine.CONTROL_GROUP}/memory.max")
+    used = _number_in(f"{machine.CONTROL_GROUP}/memory.current")
+    if limit is not None and used is not None:
+        free_in_container = limit - used + _cached_files(f"{machine.CONTROL_GROUP}/memory.stat")
+        free = max(0, min(free, free_in_container))
+    return free // machine.local_world_size()
+
+
+def _cached_files(path: str) -> int:
+    """The bytes of the copies of files; 0 where the kernel does not say."""
+    with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        for line in file:
+            name, value = line.split()
+            if name == "inactive_file":
+                return int(value)
+    return 0
+
+
+def _number_in(path: str) -> int | None:
+    """The number in a file of the kernel; None where there is no such file, or no number (`max`: no limit)."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None

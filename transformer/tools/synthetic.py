@@ -23,12 +23,15 @@ from transformer.data.compression import COMPRESSIONS
 from transformer.data.corpus import is_blank
 from transformer.data.table import format_of
 from transformer.decoding.bulk import is_file
-from transformer.decoding.output import Translation, format_header, format_pair
+from transformer.decoding.output import Translation, json_row, rounded, tsv_row
 from transformer.decoding.stream import Output, Tally
 from transformer.errors import InputError
 from transformer.tools.detectors.alignment import Lengths
 from transformer.tools.detectors.lexicon import Floats
 from transformer.tools.detectors.text import is_copy, is_loop
+
+MEAN = "mean_log_prob"  # the column of the log-probability a piece
+LINE = "line"  # that of the number of the source, counted from 1
 
 KEPT = "kept"
 # Why a pair is dropped, in the order of the checks.
@@ -90,12 +93,12 @@ class Pairs:
             means.update(block.means[~block.lengths.are_outliers(usual)].tolist())
         least = reached_by(self.keep, means)
 
-        yield Output(format_header(self.kind, self.columns), {})
+        yield Output(_header(self.kind, self.columns), {})
         for block in map(_Block.of, read()):
             is_unusual = block.lengths.are_outliers(usual)
             is_kept = ~is_unusual & (block.means >= least)
             rows = [
-                format_pair(self.kind, self.columns, pair, mean_log_prob=block.told[n], line=block.lines[n])
+                _pair(self.kind, self.columns, pair, mean_log_prob=block.told[n], line=block.lines[n])
                 for n, pair in enumerate(block.pairs)
                 if is_kept[n]
             ]
@@ -172,3 +175,18 @@ def _languages(job: TranslateJob) -> tuple[str, str]:
     tagged = [one.tgt_lang for one in (data.train, *data.extra.values()) if job.tag is not None and one.tag == job.tag]
     source, target = data.src_lang, next(filter(None, tagged), data.tgt_lang)
     return (source, target) if source != target else ("source", "target")
+
+
+def _header(kind: LineFormat, columns: tuple[str, str]) -> str:
+    """What stands above pairs: the names of the columns in tsv, nothing in jsonl."""
+    return tsv_row(*columns, MEAN, LINE) + "\n" if kind is LineFormat.tsv else ""
+
+
+def _pair(
+    kind: LineFormat, columns: tuple[str, str], pair: tuple[str, str], *, mean_log_prob: float | None, line: int
+) -> str:
+    """A source and its translation, as a line of tsv or jsonl that a training reads; `line` is that of the source."""
+    if kind is LineFormat.tsv:
+        return tsv_row(*pair, "" if mean_log_prob is None else f"{mean_log_prob:.4f}", line) + "\n"
+    row = {**dict(zip(columns, pair, strict=True)), MEAN: rounded(mean_log_prob), LINE: line}
+    return json_row(row) + "\n"

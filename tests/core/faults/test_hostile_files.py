@@ -33,7 +33,7 @@ from support.observers import PeakMemory
 from support.paths import ROOT
 from support.tiers import tiers
 from transformer.cli.commands import compose
-from transformer.config.compose import read_rows
+from transformer.config.compose import read_yaml
 from transformer.config.jobs import TrainJob, TranslateJob
 from transformer.config.settings import DataConfig, PairConfig
 from transformer.data.corpus import read_lines
@@ -672,7 +672,7 @@ def test_compose_expands_no_bomb(tmp_path: Path, bomb: str) -> None:
     assert OmegaConf.load is load
 
     with pytest.raises(InputError, match=re.escape(words)):
-        read_rows(path)
+        read_yaml(path, "scorers", remedy="")
 
 
 def test_compose_takes_aliases_and_interpolations_in_moderation(tmp_path: Path) -> None:

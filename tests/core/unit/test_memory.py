@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from support.corpora import assert_same_tensors, read, run, step_dir, steps_of, tiny_job, write_corpus
 from support.ranks import ranks
-from transformer import machine
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     AttentionKernel,
@@ -33,7 +32,6 @@ from transformer.config.settings import (
 from transformer.data.plan import Batching
 from transformer.errors import InputError
 from transformer.layout import Packed
-from transformer.machine import free_memory
 from transformer.model.transformer import Transformer, parameters_by_name
 from transformer.records import Resolved
 from transformer.training import memory
@@ -314,20 +312,3 @@ def test_train_says_that_fit_memory_is_for_a_gpu(
     run_dir = run(job_of(tmp_path / "a", corpus, max_tokens=None, fit_memory=True))
     assert read(run_dir / "run.json")["resolved"]["max_tokens"] == 5_120
     assert "train.fit_memory tries steps on a GPU; on a CPU micro-batches have 5120 tokens" in caplog.messages
-
-
-def test_free_memory_is_a_rank_s_share_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 9,000 bytes 5,000 are used, but 1,000 of them by copies of files; there are two ranks."""
-    monkeypatch.setattr(machine, "CONTROL_GROUP", str(tmp_path))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    for name, text in (("max", "9000\n"), ("current", "5000\n"), ("stat", "anon 4000\ninactive_file 1000\n")):
-        (tmp_path / f"memory.{name}").write_text(text, encoding="ascii")
-    assert free_memory() == (9_000 - 5_000 + 1_000) // 2
-    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
-    assert free_memory() > 5_000, "no limit but the machine's"
-
-
-def test_free_memory_is_some_of_the_machine_s() -> None:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        total = 1024 * int(file.readline().split()[1])
-    assert 0 < free_memory() < total

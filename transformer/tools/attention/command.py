@@ -17,7 +17,6 @@ from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.loading import load_translator
 from transformer.decoding.translator import Translator
 from transformer.errors import InputError
-from transformer.files import make_output
 from transformer.machine import resolve_threads
 from transformer.run_dir import RunDir
 from transformer.tools.attention.heads import HeadMeter, HeadReport, format_heads_markdown
@@ -39,6 +38,7 @@ from transformer.tools.attention.sentence import (
     sentences_of,
 )
 from transformer.tools.inspection import attention_maps
+from transformer.tools.outputs import make_output
 from transformer.tools.paper.alignment_error import AlignmentMeter, Gold, read_alignments, word_of_each
 
 MOST_WEIGHTS = 1 << 24  # of one sentence pair: a page of at most 16 MB or so

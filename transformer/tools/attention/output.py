@@ -16,7 +16,7 @@ import numpy as np
 
 from transformer.config.primitives import to_json
 from transformer.errors import InputError, StorageError
-from transformer.files import make_output, write_file, write_json
+from transformer.files import write_file, write_json
 from transformer.run_dir import RunDir
 from transformer.tools.attention.explorer import explorer
 from transformer.tools.attention.figures import Panel, Picture, draw_heads, draw_lines, draw_maps
@@ -24,6 +24,7 @@ from transformer.tools.attention.heads import HeadReport, format_heads_csv, form
 from transformer.tools.attention.job import AttentionJob, WeightsFormat
 from transformer.tools.attention.sentence import Inspected
 from transformer.tools.inspection import Role
+from transformer.tools.outputs import make_output
 from transformer.tools.page import format_page
 from transformer.tools.paper.alignment_error import SPACE
 from transformer.tools.plots import distinct_colors

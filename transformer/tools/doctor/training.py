@@ -28,12 +28,11 @@ from transformer.data.prepare import Prepared
 from transformer.data.store import Store
 from transformer.distributed import World
 from transformer.errors import InputError
-from transformer.machine import free_memory
 from transformer.model.transformer import Transformer
 from transformer.numerics import tolerance_of
 from transformer.records import MemoryCheck, Resolved
 from transformer.tools.doctor.findings import Check, Level, failed, measured, passed
-from transformer.tools.memory import estimate_memory
+from transformer.tools.memory import estimate_memory, free_memory
 from transformer.tools.preview import Preview, preview_epoch
 from transformer.training.deviation import largest_leak
 from transformer.training.memory import Trial, can_try

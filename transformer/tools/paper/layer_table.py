@@ -9,8 +9,9 @@ import torch
 
 from transformer.compute import avoid_cudnn_attention, resolve_device
 from transformer.config.primitives import to_json
-from transformer.files import make_output, write_file, write_json
+from transformer.files import write_file, write_json
 from transformer.machine import resolve_threads
+from transformer.tools.outputs import make_output
 from transformer.tools.paper.complexity import Complexity, complexity_rows, format_complexity
 from transformer.tools.paper.layer_times import LayerTime, format_times, time_layers
 from transformer.tools.paper.published import WIDTH

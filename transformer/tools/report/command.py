@@ -18,9 +18,9 @@ import torch
 
 from transformer import __version__
 from transformer.errors import InputError, StorageError
-from transformer.files import make_output, write_output
 from transformer.machine import resolve_threads
 from transformer.tools.compare.texts import check_named_once
+from transformer.tools.outputs import make_output, write_output
 from transformer.tools.page import Component, format_page
 from transformer.tools.report.attention import attention_section
 from transformer.tools.report.blocks import shorten

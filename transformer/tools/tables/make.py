@@ -15,9 +15,9 @@ from transformer.config.jobs import TrainJob
 from transformer.data.source import store_beside
 from transformer.distributed import is_rank0
 from transformer.errors import TransformerError
-from transformer.files import make_output
 from transformer.records import Results
 from transformer.run_dir import lock_folder
+from transformer.tools.outputs import make_output
 from transformer.tools.tables.grid import run_grid
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.measured import Measured, Table, TableRow, measure

@@ -5,12 +5,13 @@
 Corpus, budget and search are the command's in every row. The rows of the paper's tables are made in `tools/paper`.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from transformer.config.compose import read_rows
+from transformer.config.compose import read_yaml
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.errors import InputError
@@ -19,6 +20,7 @@ from transformer.tools.tables.job import PAPER_TABLES, SCORES, TableJob
 from transformer.tools.tables.measured import Published
 
 OVERRIDDEN = "What a row changes overrides all of this."
+EXAMPLE = "`h1: {model: {n_heads: 1}}`, or `base: {}` for none"
 
 Value = TypeVar("Value")  # what a table knows of a row before its job is made
 
@@ -64,6 +66,24 @@ def rows_of_file(job: TableJob) -> Rows:
     given = train_job(job)
     rows = [_row_of_file(given, name, changes=changes, path=job.table) for name, changes in changes_of.items()]
     return Rows(Path(job.table).stem, rows, [about_average(given), OVERRIDDEN])
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a table that a YAML file holds: by name, the settings that each changes, nested as in an experiment.
+
+    Raises InputError where the file cannot be read, or is no such table.
+    """
+    rows = read_yaml(path, "table", remedy="name 1, 2, 3, scores or a YAML file with rows")
+    if not isinstance(rows, dict) or not rows:
+        raise InputError(f"{path}: no rows; a row is a name with the settings that it changes, {EXAMPLE}")
+    for name, changes in rows.items():
+        if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is None:
+            raise InputError(f"{path}: row {name!r}: a name has letters, digits, '.', '_' and '-' only")
+        if name.startswith("table."):
+            raise InputError(f"{path}: row {name}: the table itself is written under this name: choose another")
+        if not isinstance(changes, dict):
+            raise InputError(f"{path}: row {name}: not settings; write them as {EXAMPLE}")
+    return rows
 
 
 def _row_of_file(given: TrainJob, name: str, *, changes: Changes, path: str) -> Row:

@@ -20,9 +20,9 @@ from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.config.settings import Metric
 from transformer.errors import InputError, TransformerError
-from transformer.files import make_output
 from transformer.records import Results
 from transformer.run_dir import RunDir
+from transformer.tools.outputs import make_output
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.measured import Measured, Table, TableRow, measure
 from transformer.tools.tables.rows import output_of
