@@ -200,7 +200,7 @@ def from_files(
     """Process files, named by their keys, into the output: in blocks that are kept, if possible.
 
     The files must have as many lines as one another. Standard output, a pipe or a device is written as blocks come. The
-    rest is as for `in_bulk`.
+    rest is as for `to_file`.
     """
     if job.output is None or not is_file(job.output):
         with nullcontext(stdout) if job.output is None else open(job.output, "wb") as file:
@@ -228,28 +228,16 @@ def to_file(
     unit: str,
     finish: Finish | None,
 ) -> Tally | None:
-    """Write what comes of all blocks to a file that is made by these settings. The rest is as for `in_bulk`."""
-    place = _Place(Path(output).resolve(), Path(output).suffix, finish, settings)
-    return in_bulk(blocks, work, place, texts=texts, unit=unit)
-
-
-def in_bulk(
-    blocks: Blocks[Item],
-    work: Work[Item],
-    place: _Place,
-    *,
-    texts: Sequence[Text],
-    unit: str,
-) -> Tally | None:
     """Write what comes of all blocks to a file, together with other processes that were given the same.
 
-    `texts` are what `blocks` reads, the first of which has a line for each item. The output is what `finish` makes of
-    the texts of all blocks, or these end to end. Returns what was counted, summed over all of them; None where another
-    process has put the output together, or did before: that is logged.
+    `settings` are all that the file depends on. `texts` are what `blocks` reads, the first of which has a line for each
+    item. The output is what `finish` makes of the texts of all blocks, or these end to end. Returns what was counted,
+    summed over all of them; None where another process has put the output together, or did before: that is logged.
 
     Raises InputError where other settings began or finished the output, or a text has changed; Stopped where a signal
     came; StorageError; and what `work` raises, with the lines that it was at work on.
     """
+    place = _Place(Path(output).resolve(), Path(output).suffix, finish, settings)
     if place.is_finished():
         log.info("%s is finished: it is left as it is", place.output)
         return None

@@ -98,7 +98,9 @@ class _Ter(TER):
         return self._counted[key]
 
 
-def bleu_metric(tgt_lang: str, *, tokenize: BleuTokenizer | None, lowercase: bool, key: str = "data.tgt_lang") -> BLEU:
+def bleu_metric(
+    tgt_lang: str, *, tokenize: BleuTokenizer | None = None, lowercase: bool = False, key: str = "data.tgt_lang"
+) -> BLEU:
     """The metric with a tokenizer of sacreBLEU; of None, the language's: zh, ja and ko have their own, all others 13a.
 
     `key` is what errors call the language by. Raises InputError unless this is a language code, and what its tokenizer

@@ -72,7 +72,7 @@ def measure(
     """The scores that `score` gives, whatever the text looks like.
 
     Raises InputError unless there are as many hypotheses as references of each kind, at least one, in lists of texts;
-    and where `check_language` does.
+    and where `bleu_metric` does.
     """
     _check_lists(hypotheses, references)
     return measure_all(metrics, ScoreSettings(tgt_lang, tokenize, lowercase), hypotheses, references)
@@ -99,11 +99,6 @@ def measure_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     return CHRF().corpus_score(hypotheses, [references]).score
 
 
-def check_language(tgt_lang: str, *, tokenize: BleuTokenizer | None = None, key: str = "data.tgt_lang") -> None:
-    """Raise InputError unless this is a language code, and what its scores need is there; `key` is what was set."""
-    bleu_metric(tgt_lang, tokenize=tokenize, lowercase=False, key=key)
-
-
 def choose_scorer(text: ScoreSettings, metrics: Mapping[str, ScoreMetric] = ALWAYS) -> Scorer:
     """`score` for such text, by these metrics. Raises InputError at once for text that one of them cannot score."""
     check_metrics(metrics, text)
@@ -115,7 +110,7 @@ def check_scores(data: DataConfig) -> None:
     metrics = choose(data.scores)
     for key, tgt_lang in data.tgt_langs().items():
         if not key.startswith(("train.", "extra.")):
-            check_language(tgt_lang, tokenize=data.bleu_tokenize, key=f"data.{key}")
+            bleu_metric(tgt_lang, tokenize=data.bleu_tokenize, key=f"data.{key}")
             check_metrics(metrics, ScoreSettings(tgt_lang, data.bleu_tokenize))
 
 

@@ -56,7 +56,7 @@ def _chosen(run: Run) -> dict[str, ScoreMetric]:
 def _has_words_of(run: Run, name: str, scores: Scores) -> bool:
     """Whether BLEU cut this set into words as it would now: `data.test.NAME.tgt_lang` may have changed."""
     data = run.job.data
-    metric = bleu_metric(data.tgt_lang_of(name), tokenize=data.bleu_tokenize, lowercase=False)
+    metric = bleu_metric(data.tgt_lang_of(name), tokenize=data.bleu_tokenize)
     kind = str(metric.tokenizer_signature).partition("-mecab")[0]  # MeCab's version follows, which may be another now
     return f"|tok:{kind}" in scores.bleu_signature
 

@@ -119,7 +119,7 @@ def open_run(job: TrainJob, world: World, *, like: RunDir | None = None) -> Iter
     has_begun = world.from_rank0(lambda: bool(list_steps(directory.path)))
     if not has_begun:
         world.from_rank0(lambda: _refuse_to_replace(directory))
-    begun_from = replace(job, init_from=_share_place(job, world))
+    begun_from = replace(job, init_from=world.from_rank0(lambda: resolve_init_from(job).init_from, wait=Wait.work))
     source = None if has_begun else _share_checkpoint(world, lambda: find_source(begun_from))
 
     # A new run is prepared before its directory is made, so that bad input leaves nothing behind. An old one is
@@ -127,22 +127,23 @@ def open_run(job: TrainJob, world: World, *, like: RunDir | None = None) -> Iter
     is_there = world.from_rank0(directory.path.exists)
     prepared = None if is_there else _prepare(begun_from, world)
     with _locked(directory, world):
-        prepared = prepared or _prepare(begun_from, world)
+        data = prepared or _prepare(begun_from, world)
 
         # Start, or go on from the newest checkpoint.
         checkpoint = _share_checkpoint(world, lambda: newest(directory.path))
         model_of = checkpoint or source
         if job.init_from is not None and model_of is not None:
             job = with_model_of(model_of, job)
+        start = partial(start_run, job, data, source, world_size=world.size, like=like)
         resolved = world.share(
-            partial(_start_or_resume, job, prepared, checkpoint, source=source, world_size=world.size, like=like),
+            start if checkpoint is None else partial(resume_run, job, data, checkpoint),
             pack=to_json,
             unpack=partial(from_json, Resolved),
         )
         yield build_run(
             job,
             resolved,
-            prepared,
+            data,
             checkpoint=checkpoint,
             source=source,
             world=world,
@@ -196,15 +197,6 @@ def _share_checkpoint(world: World, find: Callable[[], Checkpoint | None]) -> Ch
     )
 
 
-def _share_place(job: TrainJob, world: World) -> str | None:
-    """The run directory or checkpoint that `init_from` names; rank 0 imports a published model."""
-
-    def find() -> str | None:
-        return resolve_init_from(job).init_from
-
-    return world.share(find, pack=lambda place: place, unpack=lambda place: place, wait=Wait.work)
-
-
 def _refuse_to_replace(directory: RunDir) -> None:
     """Raise InputError where a model is all that a run has: imported, or left when its checkpoints were removed."""
     if directory.averaged.exists():
@@ -212,21 +204,6 @@ def _refuse_to_replace(directory: RunDir) -> None:
             f"{directory.path}: there is no checkpoint to go on from, and a new start would remove the averaged "
             f"model: train with init_from={directory.path} in another run_dir, or remove {directory.averaged}"
         )
-
-
-def _start_or_resume(
-    job: TrainJob,
-    prepared: Prepared,
-    checkpoint: Checkpoint | None,
-    *,
-    source: Checkpoint | None,
-    world_size: int,
-    like: RunDir | None,
-) -> Resolved:
-    """Write the record of a new run, or check that this job may go on from the checkpoint. Returns its settings."""
-    if checkpoint is None:
-        return start_run(job, prepared, source, world_size=world_size, like=like)
-    return resume_run(job, prepared, checkpoint)
 
 
 def _augmentation(job: TrainJob, prepared: Prepared) -> Augmentation | None:

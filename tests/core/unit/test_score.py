@@ -18,8 +18,8 @@ from transformer.config.primitives import to_json
 from transformer.config.settings import BleuTokenizer, TokenizerConfig
 from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import InputError
-from transformer.evaluation.metrics import METRICS
-from transformer.evaluation.score import check_language, measure, score
+from transformer.evaluation.metrics import METRICS, bleu_metric
+from transformer.evaluation.score import measure, score
 
 SCORES = CORPORA / "scores"
 
@@ -156,7 +156,7 @@ def test_score_equals_the_command_line_under_each_tokenizer(models: Path, name: 
 
 @pytest.mark.parametrize("name", ["flores200", "spm"])
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_check_language_names_the_model_that_a_tokenizer_lacks(
+def test_bleu_metric_names_the_model_that_a_tokenizer_lacks(
     models: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_damaged: bool
 ) -> None:
     def refuse(source_path: str, dest_path: str) -> None:
@@ -168,7 +168,7 @@ def test_check_language_names_the_model_that_a_tokenizer_lacks(
         if is_damaged:
             path.write_bytes(b"not a model")
     with pytest.raises(InputError, match=r"needs the SentencePiece model .*put https://.* there") as refused:
-        check_language("de", tokenize=BleuTokenizer[name])
+        bleu_metric("de", tokenize=BleuTokenizer[name])
     assert "\n" not in str(refused.value)
 
 
@@ -256,13 +256,13 @@ def test_score_cuts_a_language_in_the_same_way_under_each_of_its_codes(language:
 
 
 @pytest.mark.parametrize("code", ["chinese", "jp", "cn", "Deutsch", "", "x", "de DE", "zh.Hant", "de-", "../de"])
-def test_check_language_refuses_what_is_no_code(code: str) -> None:
+def test_bleu_metric_refuses_what_is_no_code(code: str) -> None:
     with pytest.raises(InputError, match=r"^data.tgt_lang=.*: not a code of ISO 639.* such as de, zh, ja"):
-        check_language(code)
+        bleu_metric(code)
 
 
 @pytest.mark.parametrize(("code", "extra"), [("ja", "ja"), ("jpn", "ja"), ("kor", "ko")])
-def test_check_language_says_what_to_install(monkeypatch: pytest.MonkeyPatch, code: str, extra: str) -> None:
+def test_bleu_metric_says_what_to_install(monkeypatch: pytest.MonkeyPatch, code: str, extra: str) -> None:
     for tokenizer in ("ja", "ko"):
         name = f"sacrebleu.tokenizers.tokenizer_{tokenizer}_mecab"
         importlib.import_module(name)  # so that there is a module to put back: what is imported below finds no MeCab
@@ -271,7 +271,7 @@ def test_check_language_says_what_to_install(monkeypatch: pytest.MonkeyPatch, co
         monkeypatch.setitem(sys.modules, name, None)
     for tokenize, language in ((None, code), (BleuTokenizer[f"{extra}-mecab"], "de")):
         with pytest.raises(InputError, match=rf"pip install 'sacrebleu\[{extra}\]>="):
-            check_language(language, tokenize=tokenize)
+            bleu_metric(language, tokenize=tokenize)
 
 
 def test_ter_of_a_line_too_long_for_its_table_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
