@@ -173,7 +173,7 @@ class Mark:
     step: int
     loss: float  # smoothed, of this step alone: a mean over its target tokens
     gradient_norm: float
-    weights_sha256: str  # after the step: see `training.history.digest_weights`
+    weights_sha256: str  # after the step: see `training.history.digest_tensors`
 
     def __post_init__(self) -> None:
         at_least(self, "mark.", 1, "step")

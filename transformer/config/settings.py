@@ -546,13 +546,15 @@ class DataConfig:
 
     def src_langs(self) -> dict[str, str]:
         """Every source language that is set, by its key below `data`."""
-        of_sets = {f"{name}.src_lang": pair.src_lang for name, pair in self.sets().items()}
-        return {"src_lang": self.src_lang, **{key: language for key, language in of_sets.items() if language}}
+        return self._languages("src_lang")
 
     def tgt_langs(self) -> dict[str, str]:
         """Every target language that is set, by its key below `data`."""
-        of_sets = {f"{name}.tgt_lang": pair.tgt_lang for name, pair in self.sets().items()}
-        return {"tgt_lang": self.tgt_lang, **{key: language for key, language in of_sets.items() if language}}
+        return self._languages("tgt_lang")
+
+    def _languages(self, name: str) -> dict[str, str]:
+        of_sets = {f"{key}.{name}": getattr(pair, name) for key, pair in self.sets().items()}
+        return {name: getattr(self, name), **{key: language for key, language in of_sets.items() if language}}
 
     def directions(self) -> list[tuple[str, str]]:
         """Source and target language of the training sets, each pair once."""

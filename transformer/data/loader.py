@@ -127,15 +127,15 @@ def _chapter_steps(
     """The steps of a chapter from `position` on. Its plan is forgotten before that of the next chapter is made."""
     plan = batching.plan(store.lengths, epoch=position.epoch, chapter=position.chapter)
     for index in range(position.step, len(plan)):
-        parts = batching.split(plan[index], store.lengths)
+        micro_batches = batching.split(plan[index], store.lengths)
         place = replace(position, step=index)
-        yield _make_step(store, parts, batching, place=place, rank=rank, world_size=world_size)
+        yield _make_step(store, micro_batches, batching, place=place, rank=rank, world_size=world_size)
 
 
 def _make_step(
-    store: Store, parts: list[Ids], batching: Batching, *, place: Position, rank: int, world_size: int
+    store: Store, micro_batches: list[Ids], batching: Batching, *, place: Position, rank: int, world_size: int
 ) -> Step:
-    """One rank's share of a step, whose micro-batches hold the sentences `parts`.
+    """One rank's share of a step, whose `micro_batches` hold these sentences.
 
     Micro-batch m goes to rank m mod world size. A rank without a sentence gets one empty batch, never nothing.
     """
@@ -143,24 +143,24 @@ def _make_step(
     def batch_of(ids: Ids) -> Batch:
         return collate(store, ids, batching.slots_of(store.lengths[ids]), kernel=batching.kernel)
 
-    numbers = [m for m in range(rank, len(parts), world_size) if len(parts[m])]
-    micro_batches = [(m, batch_of(parts[m])) for m in numbers]
-    if not micro_batches:
+    numbers = [m for m in range(rank, len(micro_batches), world_size) if len(micro_batches[m])]
+    share = [(m, batch_of(micro_batches[m])) for m in numbers]
+    if not share:
         no_ids = np.zeros(0, np.int64)
-        micro_batches = [(rank, batch_of(no_ids))]
+        share = [(rank, batch_of(no_ids))]
 
     # The counts are those of the whole step.
-    lengths = [store.lengths[part] for part in parts if len(part)]
+    lengths = [store.lengths[ids] for ids in micro_batches if len(ids)]
     source_tokens, target_tokens = np.concatenate(lengths).sum(axis=0, dtype=np.int64).tolist()
 
     return Step(
         epoch=place.epoch,
         chapter=place.chapter,
         index=place.step,
-        micro_batches=micro_batches,
+        micro_batches=share,
         target_tokens=target_tokens,
         source_tokens=source_tokens,
-        sentences=sum(map(len, parts)),
+        sentences=sum(map(len, micro_batches)),
         slots=batching.count_slots(lengths),
     )
 

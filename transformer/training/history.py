@@ -15,7 +15,7 @@ from torch import Tensor
 from transformer.data.loader import Step
 from transformer.errors import CheckpointError
 from transformer.machine import describe_processor, installed_packages
-from transformer.model.transformer import Transformer, parameters_by_name
+from transformer.model.transformer import parameters_by_name
 from transformer.records import History, Mark, Start
 from transformer.training.start import Run
 from transformer.training.step import StepResult
@@ -52,18 +52,13 @@ def add_mark(run: Run, step: Step, result: StepResult) -> None:
             step=run.progress.step,
             loss=loss,
             gradient_norm=float(result.grad_norm),
-            weights_sha256=digest_weights(run.state.model),
+            weights_sha256=digest_tensors(parameters_by_name(run.state.model)),
         )
         history = _read(run)
         earlier = [other for other in history.marks if other.step < mark.step]
         run.directory.write_history(replace(history, marks=[*earlier, mark][:MOST_MARKS]))
 
     run.world.from_rank0(write)
-
-
-def digest_weights(model: Transformer) -> str:
-    """The SHA-256 of a model's weights."""
-    return digest_tensors(parameters_by_name(model))
 
 
 def digest_tensors(tensors: Mapping[str, Tensor]) -> str:

@@ -227,7 +227,8 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
         for key in changed
         if _policy(key, job) is OnResume.refuse
     ]
-    refused += _changed_data(job, prepared, record=record, checkpoint=checkpoint)
+    refused += _changed_text(prepared, record)
+    refused += changed_order(job, prepared.mixture, checkpoint=checkpoint)
     if refused:
         raise CheckpointError(
             f"{job.run_dir}: cannot be resumed under other settings ({'; '.join(refused)}): "
@@ -246,11 +247,6 @@ def _compare(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint
     versions = {name: version for name, version in _versions(job).items() if record.versions.get(name) != version}
     if versions:
         log.info("versions have changed since the start: %s; numbers may differ in the last bits", versions)
-
-
-def _changed_data(job: TrainJob, prepared: Prepared, *, record: RunRecord, checkpoint: Checkpoint) -> list[str]:
-    """The differences in the training data, its pieces and its order: a run resumes only with the same."""
-    return _changed_text(prepared, record) + changed_order(job, prepared.mixture, checkpoint=checkpoint)
 
 
 def _changed_text(prepared: Prepared, record: RunRecord) -> list[str]:
