@@ -1,6 +1,6 @@
 """How text becomes the batches of training: each line is a stage, with the modules that do it.
 
-text files, tables, data sets         source and shards find them; corpus, table, tmx, testset and mtdata read them
+text files, tables, data sets         source and shards find them; corpus, table, testset and plug-ins read them
   -> pairs of sentences               screening judges their text: empty, identical, seen before, a detector's find
   -> piece ids                        tokenizer; round_trip counts the texts that do not survive it
   -> a store on disk                  building, into a store; report records what became of the text

@@ -76,8 +76,8 @@ class CorpusRecord:
 
 
 @dataclass(frozen=True)
-class HubDataset:
-    """A split of a hub data set, or of a directory that is laid out as one, and the two columns that are read.
+class DatasetOrigin:
+    """What a copy is of: a split of a hub data set, or of a directory that is laid out as one, and two of its columns.
 
     Of a corpus of mtdata's these are its two languages, and there is no split.
     """
@@ -86,17 +86,16 @@ class HubDataset:
     subset: str | None
     split: str | None
     columns: list[str]
+    revision: str | None = None  # the commit of the hub; None: a directory, or mtdata's, or not yet known
+    corpus: CorpusRecord | None = None  # None: it is not mtdata's
 
     def __str__(self) -> str:
         return " ".join(part for part in (self.dataset, self.subset, self.split) if part)
 
-
-@dataclass(frozen=True)
-class DatasetOrigin(HubDataset):
-    """The data set that a copy was made from."""
-
-    revision: str | None  # the commit of the hub; None: it was a directory, or mtdata's
-    corpus: CorpusRecord | None  # None: it was not mtdata's
+    @property
+    def identity(self) -> dict[str, object]:
+        """What is asked for, by which a copy of it is found."""
+        return {name: getattr(self, name) for name in ("dataset", "subset", "split", "columns")}
 
     @staticmethod
     def upgrade(table: dict[Any, Any]) -> dict[Any, Any]:
@@ -336,7 +335,7 @@ def _copy_of_corpus(named: Named) -> Source:
     dataset, key = _name(named.pair), named.key
     catalogue = plugins.find("corpora", dataset.partition(":")[0])
     sides = catalogue.find_sides(dataset, key, languages=named.languages)
-    wanted = HubDataset(dataset, None, None, list(sides))
+    wanted = DatasetOrigin(dataset, None, None, list(sides))
 
     def fill(folder: Path, write: Callable[[str, str], None]) -> DatasetOrigin:
         log.info("copying %s, once", wanted)
@@ -344,9 +343,9 @@ def _copy_of_corpus(named: Named) -> Source:
         if record.left_out:
             log.info("%s: left out %d pairs that have an empty side or are marked as bad", wanted, record.left_out)
         columns = record.columns or wanted.columns
-        return DatasetOrigin(dataset, None, None, columns, revision=record.revision, corpus=record)
+        return replace(wanted, columns=columns, revision=record.revision, corpus=record)
 
-    return _copy_once(named, [to_json(wanted)], fill)
+    return _copy_once(named, [wanted.identity], fill)
 
 
 def _copy_of_hub_dataset(named: Named) -> Source:
@@ -360,15 +359,15 @@ def _copy_of_hub_dataset(named: Named) -> Source:
         raise InputError(f"{key}.split is not set: name a split of {name}, such as train")
 
     # The name of the copy says what it is of.
-    wanted = HubDataset(name, pair.subset, pair.split, list(columns))
-    identity = [to_json(wanted), _contents(Path(name)) if is_local else None]
+    wanted = DatasetOrigin(name, pair.subset, pair.split, list(columns))
+    identity = [wanted.identity, _contents(Path(name)) if is_local else None]
 
     def fill(_: Path, write: Callable[[str, str], None]) -> DatasetOrigin:
         revision = None if is_local else dataset_revision(name)  # first: without a network this fails at once
         log.info("copying %s, once%s", wanted, f" (revision {revision})" if revision else "")
         for source, target in _stream(wanted, revision):
             write(source, target)
-        return DatasetOrigin(name, wanted.subset, wanted.split, wanted.columns, revision, corpus=None)
+        return replace(wanted, revision=revision)
 
     return _copy_once(named, identity, fill)
 
@@ -444,7 +443,7 @@ def _write(file: BinaryIO, text: str) -> None:
     file.write(text.encode() + b"\n")
 
 
-def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
+def _stream(wanted: DatasetOrigin, revision: str | None) -> Iterator[Pair]:
     """The pairs as they come over the network, some thousands in memory at a time."""
     columns = (wanted.columns[0], wanted.columns[1])
     rows_read = 0
@@ -453,7 +452,7 @@ def _stream(wanted: HubDataset, revision: str | None) -> Iterator[Pair]:
         rows_read += len(block)
 
 
-def stream_tables(wanted: HubDataset, revision: str | None) -> Iterator[Any]:
+def stream_tables(wanted: DatasetOrigin, revision: str | None) -> Iterator[Any]:
     """All columns as they come over the network, as tables of pyarrow's of some thousand rows. Raises InputError."""
     import datasets
 
@@ -499,7 +498,7 @@ def hub_subsets(name: str, revision: str) -> list[str]:
         raise InputError(f"{name}: {reason}") from error
 
 
-def _check_own(file: str, wanted: HubDataset, *, is_local: bool) -> None:
+def _check_own(file: str, wanted: DatasetOrigin, *, is_local: bool) -> None:
     """Raise InputError for a file that is not the data set's own: a README may name any path, and a link lead there."""
     if is_local:
         is_own = os.path.isabs(file) and Path(file).resolve().is_relative_to(Path(wanted.dataset).resolve())

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from transformer.config.languages import language_of
 from transformer.data.corpus import Pair, is_blank
 from transformer.data.hub import dataset_revision
-from transformer.data.source import CorpusRecord, HubDataset, hub_subsets, stream_tables
+from transformer.data.source import CorpusRecord, DatasetOrigin, hub_subsets, stream_tables
 from transformer.errors import InputError
 from transformer.terminal import printable
 
@@ -58,7 +58,7 @@ class Hub(NamedTuple):
 
     def rows(self, subset: str | None, split: str) -> Iterator[dict[str, Any]]:
         """The rows of a split. Raises InputError."""
-        for table in stream_tables(HubDataset(self.repository, subset, split, []), self.revision):
+        for table in stream_tables(DatasetOrigin(self.repository, subset, split, []), self.revision):
             yield from table.to_pylist()
 
     def cell(self, row: Mapping[str, Any], column: str, *kinds: type) -> Any:

@@ -24,7 +24,7 @@ from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import ExtraConfig, PairConfig
 from transformer.data import source
 from transformer.data.prepare import prepare
-from transformer.data.source import DatasetOrigin, HubDataset, Source, resolve_source, store_beside
+from transformer.data.source import DatasetOrigin, Source, resolve_source, store_beside
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.sets import evaluate
 
@@ -348,7 +348,7 @@ def test_resolve_source_refuses_a_format_whose_reader_opens_other_files(tmp_path
     ],
 )
 def test_check_own_refuses_what_is_of_no_data_set_or_of_another(file: str) -> None:
-    wanted = HubDataset("evil/set", None, "train", ["en", "de"])
+    wanted = DatasetOrigin("evil/set", None, "train", ["en", "de"])
     source._check_own(f"hf://datasets/evil/set@{COMMIT}/data/a.csv", wanted, is_local=False)
     with pytest.raises(InputError, match=r"is not one of .*own files"):
         source._check_own(file, wanted, is_local=False)
