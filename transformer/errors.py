@@ -5,6 +5,11 @@ exceptions of other classes, which are bugs.
 """
 
 
+def in_a_line(error: BaseException) -> str:
+    """The message of an error that is none of these, such as another package's: in one line, and not too long."""
+    return " ".join(str(error).split())[:200]
+
+
 class TransformerError(Exception):
     """The root of every error that a user can cause or mend; never raised itself."""
 

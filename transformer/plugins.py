@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_type_hints, overload
 
 from transformer.config.primitives import from_json
-from transformer.errors import InputError
+from transformer.errors import InputError, in_a_line
 
 if TYPE_CHECKING:
     import torch
@@ -359,9 +359,8 @@ def find(kind: Kind, name: str) -> Any:
     try:
         found = entry.load()
     except Exception as error:  # of another package, whatever it be
-        reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"the {kind} {name} cannot be imported ({type(error).__name__}: {reason}): "
+            f"the {kind} {name} cannot be imported ({type(error).__name__}: {in_a_line(error)}): "
             f"pip install --upgrade {_package_of(entry)}"
         ) from error
     return _with_settings(name, found)
@@ -378,8 +377,7 @@ def _with_settings(name: str, found: Any) -> Any:
         kinds = get_type_hints(found)
         return from_json(found, {key: _typed(kinds.get(key), text) for key, text in given.items()})
     except Exception as error:  # of another package, whatever it be
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"plugins.{name}: {reason or type(error).__name__}") from error
+        raise InputError(f"plugins.{name}: {in_a_line(error) or type(error).__name__}") from error
 
 
 def _typed(kind: Any, text: str) -> Any:

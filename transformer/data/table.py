@@ -21,7 +21,7 @@ from typing import Any
 from transformer import plugins
 from transformer.data.compression import plain_name
 from transformer.data.corpus import LONGEST_LINE, Pair, read_lines
-from transformer.errors import InputError
+from transformer.errors import InputError, in_a_line
 
 BLOCK = 10_000  # rows in memory at a time
 NESTED = "translation"
@@ -227,8 +227,9 @@ def read_parquet(path: Path, columns: Columns, left_out: Counter[str]) -> Iterat
                 yield from pairs_of(pyarrow.Table.from_batches([batch]), columns, str(path), before=rows_read)
                 rows_read += len(batch)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{path}: cannot be read as Parquet ({reason}): check the path or fetch it again") from error
+        raise InputError(
+            f"{path}: cannot be read as Parquet ({in_a_line(error)}): check the path or fetch it again"
+        ) from error
 
 
 def pairs_of(table: Any, columns: Columns, place: str, *, before: int) -> Iterator[Pair]:

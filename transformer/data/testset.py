@@ -12,7 +12,7 @@ from sacrebleu.utils import SACREBLEU_DIR, get_reference_files, get_source_file
 
 from transformer.config.keys import did_you_mean
 from transformer.config.languages import language_of
-from transformer.errors import InputError
+from transformer.errors import InputError, in_a_line
 
 PREFIX = "sacrebleu:"
 
@@ -49,10 +49,9 @@ def find_test_set(dataset: str, key: str, *, languages: tuple[str, str]) -> tupl
         source = get_source_file(name, pair)
         references = get_reference_files(name, pair)
     except (Exception, SystemExit) as error:  # of the network, the archive or the file system
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"{setting}: cannot be fetched into {Path(SACREBLEU_DIR, name)} ({reason:.200}): run this where there is "
-            "a network, then copy that folder (the environment variable SACREBLEU names another folder of test sets)"
+            f"{setting}: cannot be fetched into {Path(SACREBLEU_DIR, name)} ({in_a_line(error)}): run this where there "
+            "is a network, then copy that folder (the environment variable SACREBLEU names another folder of test sets)"
         ) from error
 
     if len(references) > 1:

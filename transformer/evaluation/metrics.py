@@ -26,7 +26,7 @@ from sacrebleu.utils import SACREBLEU_DIR
 from transformer import plugins
 from transformer.config.languages import language_of
 from transformer.config.settings import BleuTokenizer, require
-from transformer.errors import InputError
+from transformer.errors import InputError, in_a_line
 from transformer.plugins import Measure, Measured, ScoreMetric, ScoreSettings, install_command
 from transformer.records import NamedScore, Scores
 
@@ -118,7 +118,7 @@ def bleu_metric(
 
 def _missing(tokenizer: str, error: BaseException) -> str:
     """What a tokenizer of sacreBLEU lacks, in words: its package, or the model that it fetches the first time."""
-    reason = _in_a_line(error)
+    reason = in_a_line(error)
     model = SPM_MODELS.get(tokenizer)
     if model is None:
         extra = tokenizer.partition("-")[0]
@@ -254,11 +254,7 @@ def _failure(field: str, error: Exception) -> Exception:
     """What goes wrong in another package, in a line; in this one, as it is."""
     if field in METRICS:
         return error
-    return InputError(f"the score {field} fails ({type(error).__name__}: {_in_a_line(error)})")
-
-
-def _in_a_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return InputError(f"the score {field} fails ({type(error).__name__}: {in_a_line(error)})")
 
 
 # ---- scores that were measured --------------------------------------------------------------------------------------

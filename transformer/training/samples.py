@@ -8,6 +8,7 @@ from itertools import islice
 from types import TracebackType
 
 from transformer import plugins
+from transformer.errors import in_a_line
 from transformer.evaluation.metrics import named
 from transformer.plugins import Sink
 from transformer.records import Results
@@ -47,7 +48,7 @@ def open_trackers(run: Run) -> Iterator[list[Sink]]:
                 context = open_tracker(run.directory.path, run_id=record.id, settings=hyper_parameters(run.job))
                 sinks.append(_Guarded(name, context.__enter__()))
             except Exception as error:  # whatever another package does: a tracker ends no training
-                log.warning("%s shows nothing of this training: %s", name, _in_a_line(error))
+                log.warning("%s shows nothing of this training: %s", name, _failure(error))
                 continue
             opened.push(partial(_leave, name, context))
         yield sinks
@@ -65,7 +66,7 @@ def _leave(
         context.__exit__(kind, error, traceback)
     except Exception as failure:
         if failure is not error:
-            log.warning("%s may lack the last values: %s", name, _in_a_line(failure))
+            log.warning("%s may lack the last values: %s", name, _failure(failure))
     return False
 
 
@@ -90,12 +91,12 @@ class _Guarded:
         try:
             show(self._sink)
         except Exception as error:  # whatever another package does
-            log.warning("%s shows no more of this training: %s", self._name, _in_a_line(error))
+            log.warning("%s shows no more of this training: %s", self._name, _failure(error))
             self._sink = None
 
 
-def _in_a_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+def _failure(error: Exception) -> str:
+    return f"{type(error).__name__}: {in_a_line(error)}"
 
 
 def show_scores(results: Results, sinks: Sequence[Sink]) -> None:
