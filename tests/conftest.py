@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from support.machine import become_the_machine_that_is_asked_for, describe_machi
 
 CORES = len(os.sched_getaffinity(0))  # before another machine says that it has one
 become_the_machine_that_is_asked_for()
+sys.dont_write_bytecode = False  # workers, commands and the next run need not compile everything anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["OMP_NUM_THREADS"] = "1"  # what a test leaves to the machine; a second thread spins while it waits
 
 import torch

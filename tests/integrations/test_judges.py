@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from support.tiers import tiers
 from transformer.errors import InputError
 from transformer.evaluation.judgements import JudgedText
 from transformer.integrations import judges
@@ -257,9 +258,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+A_WRITER_HANGS = pytest.param("a writer", "hangs", marks=pytest.mark.ci)
+
+
 @pytest.mark.parametrize(
     ("kind", "end"),
-    [*((kind, "is done") for kind in STARTED), ("a daemon", "fails"), ("a daemon", "hangs"), ("a writer", "hangs")],
+    [*((kind, "is done") for kind in STARTED), ("a daemon", "fails"), ("a daemon", "hangs"), A_WRITER_HANGS],
 )
 def test_judge_is_ended_with_what_it_has_started(kind: str, end: str, tmp_path: Path, temporary: Path) -> None:
     """And its folder is gone, whoever writes into it."""
@@ -276,7 +280,7 @@ def test_judge_is_ended_with_what_it_has_started(kind: str, end: str, tmp_path: 
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize("number", tiers([signal.SIGKILL, signal.SIGTERM], [signal.SIGSTOP], pytest.mark.ci))
 def test_judge_is_ended_where_it_ends_or_stops_what_watches_it(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

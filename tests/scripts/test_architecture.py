@@ -336,6 +336,7 @@ def test_sizes_are_those_of_every_python() -> None:
     assert load_script("sizes").tokens_by_line("x = f\"a{b}c{f'{d}' if e else g!r:>{h}}\"\ny = 1\n") == {1: 3, 2: 3}
 
 
+@pytest.mark.ci
 def test_contributing_says_how_much_code_there_is() -> None:
     sizes = load_script("sizes")
     said = sizes.sizes_in((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))

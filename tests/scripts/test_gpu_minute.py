@@ -64,6 +64,7 @@ def decision(folder: Path) -> dict[str, Any]:
 # ---- parts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_minute_goes_on_behind_parts_that_hang_die_and_write_garbage(minute: Any, tmp_path: Path) -> None:
     """What they wrote before stays: the number of the one that hangs counts."""
     parts = {

@@ -39,6 +39,7 @@ print(subprocess.check_output([sys.executable, "-c", ask], text=True))
 """
 
 
+@pytest.mark.ci
 def test_other_machine_has_no_extras_and_another_processor_in_all_its_processes() -> None:
     path = os.pathsep.join((str(ROOT / "tests"), str(ROOT)))
     environment = os.environ | {MACHINE: "other", "PYTHONPATH": path}

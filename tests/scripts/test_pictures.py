@@ -117,6 +117,7 @@ def test_doctor_finds_the_faults_that_were_put_in(tmp_path: Path, monkeypatch: p
     assert str(tmp_path) not in made
 
 
+@pytest.mark.ci
 def test_picture_of_a_page_is_of_the_parts_that_were_chosen(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     parts = [Component("report/contents", name, None) for name in ("one", "two", "three")]

@@ -256,6 +256,7 @@ def test_tour_has_ten_cells_that_were_run() -> None:
     assert base64.b64decode(picture).startswith(b"\x89PNG")
 
 
+@pytest.mark.ci
 def test_tour_runs_from_text_to_attention(
     small_demo: Shipped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,6 +301,7 @@ def in_this_process(line: str) -> None:
     run_command(command, compose(command, arguments))
 
 
+@pytest.mark.ci
 def test_own_text_runs_from_two_files_to_a_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def faults_of(attempt: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return found
 
 
+@pytest.mark.ci
 def test_attempt_that_keeps_the_rules_is_shown_with_its_scores(
     attempt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ from support.command_line import (
 )
 from support.corpora import overrides, tiny_job, typed_in_a_child, write_corpus
 from support.paths import ROOT
+from support.tiers import tiers
 from transformer import __version__, errors
 from transformer.cli import commands
 from transformer.cli.application import _name_of
@@ -822,9 +823,9 @@ def test_version_names_the_formats_and_what_it_computes_with() -> None:
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("transformer summ", "transformer summary "),
+        pytest.param("transformer summ", "transformer summary ", marks=pytest.mark.ci),
         ("transformer train model.norm=pr", "transformer train model.norm=pre "),
-        ("true | X=1 transformer summ", "true | X=1 transformer summary "),
+        pytest.param("true | X=1 transformer summ", "true | X=1 transformer summary ", marks=pytest.mark.ci),
     ],
 )
 def test_completion_works_in_zsh(line: str, completed: str, tmp_path: Path) -> None:
@@ -1069,7 +1070,7 @@ def test_main_turns_an_error_into_one_line_and_its_status(name: str) -> None:
     assert result.err == f"{begins}somewhere.txt: it went wrong (ü)\n"
 
 
-@pytest.mark.parametrize("override", ["train.seed={}", "{}=1", "experiment={}"])
+@pytest.mark.parametrize("override", tiers(["{}=1"], ["train.seed={}", "experiment={}"], pytest.mark.ci))
 def test_main_shortens_a_line_of_100_000_letters(override: str) -> None:
     result = enter("train", override.format("x" * 100_000))
     assert result.err.startswith("transformer: error: ")
@@ -1161,8 +1162,8 @@ RUN = (
     [
         ("train", signal.SIGTERM),
         ("prepare", signal.SIGINT),
-        ("prepare", signal.SIGHUP),
-        ("train", signal.SIGUSR1),
+        pytest.param("prepare", signal.SIGHUP, marks=pytest.mark.ci),
+        pytest.param("train", signal.SIGUSR1, marks=pytest.mark.ci),
     ],
 )
 def test_main_says_how_to_go_on_at_a_signal_before_the_loop(

@@ -84,6 +84,7 @@ def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
     assert format_signatures(both) == [*format_signatures(plain), f"BLEU as papers count: {both.paper_bleu_signature}"]
 
 
+@pytest.mark.ci
 @pytest.mark.needs("sacremoses")
 @needs_corpora
 def test_split_hyphens_raise_a_real_score() -> None:

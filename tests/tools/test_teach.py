@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.corpora import assert_same_end, in_a_child, read, run, tiny_job, write_corpus
+from support.tiers import tiers
 from transformer.config.settings import DataConfig, PairConfig
 from transformer.data.corpus import read_lines
 from transformer.decoding import bulk
@@ -183,7 +184,12 @@ def whole(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return folder, by
 
 
-@pytest.mark.parametrize("kill", KILLS)
+KILLS_OF_EVERY_RUN = ("in the teacher's text", "in the other student")
+
+
+@pytest.mark.parametrize(
+    "kill", tiers(KILLS_OF_EVERY_RUN, [kill for kill in KILLS if kill not in KILLS_OF_EVERY_RUN], pytest.mark.ci)
+)
 def test_a_kill_costs_no_bit(
     kill: str, corpus: DataConfig, whole: tuple[Path, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

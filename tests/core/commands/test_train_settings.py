@@ -108,8 +108,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "all dropouts": ({"dropout": 0.2, "attention_dropout": 0.1, "relu_dropout": 0.1}, {}),
 }
+OF_EVERY_RUN = ("cosine decay", "float16", "moving average", "Muon")
 RECIPES = [
-    *(pytest.param(*VARIANTS[name], id=name) for name in VARIANTS),
+    *(
+        pytest.param(*VARIANTS[name], id=name, marks=[] if name in OF_EVERY_RUN else pytest.mark.ci)
+        for name in VARIANTS
+    ),
     *(pytest.param(*STATELESS[name], id=name, marks=pytest.mark.faults) for name in STATELESS),
 ]
 

@@ -28,6 +28,7 @@ from support.corpora import (
 from support.interventions import before_each_update
 from support.ranks import ranks
 from support.resumed_runs import damage, snapshot, stop_at, with_value
+from support.tiers import tiers
 from transformer.checkpoint import load_weights
 from transformer.cli.commands import compose
 from transformer.config.jobs import PrepareJob, TrainJob
@@ -389,7 +390,7 @@ def put_another_in_its_place(copy: Path, other: DataConfig) -> None:
     run(tiny_job(copy, other, {"n_layers": 2}, max_steps=1, average=1))
 
 
-@pytest.mark.parametrize("happens", [take_away, put_another_in_its_place])
+@pytest.mark.parametrize("happens", tiers([put_another_in_its_place], [take_away], pytest.mark.ci))
 def test_init_from_is_not_needed_any_more_once_a_run_has_begun(
     other: DataConfig, copy: Path, tmp_path: Path, happens: Callable[[Path, DataConfig], None]
 ) -> None:

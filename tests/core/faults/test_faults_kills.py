@@ -57,6 +57,7 @@ def killer(name: str, corpus: DataConfig, folder: Path, seed: int) -> Killer:
     return Killer(tiny_job(place / "killed", corpus, model, **RECIPE | recipe), calm, place, random.Random(seed))
 
 
+@pytest.mark.ci
 def test_train_loses_nothing_by_twenty_kills(corpus: DataConfig, folder: Path) -> None:
     """With a moving average, accumulation over two micro-batches, dropout and label smoothing."""
     found = killer(FIRST, corpus, folder, seed=0)

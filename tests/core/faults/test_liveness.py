@@ -76,6 +76,7 @@ def test_describe_loss_names_the_rank_that_was_killed(
     assert line.endswith(f"(rank {1 if victim == 0 else 0}: exit status 7)")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("victim", tiers([1], [0]))
 def test_describe_loss_names_the_rank_that_was_stopped(tmp_path: Path, corpus: DataConfig, victim: int) -> None:
     peers = start_commands(2, endless(tmp_path / "a", corpus), tmp_path, lambda: with_timeout(3.0))
@@ -188,7 +189,9 @@ def test_ending_with_launcher_watches_nothing_without_torchrun() -> None:
         assert threading.enumerate() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", tiers([signal.SIGTERM], [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1], pytest.mark.ci)
+)
 def test_train_stops_every_rank_at_a_signal_to_one(tmp_path: Path, corpus: DataConfig, number: signal.Signals) -> None:
     peers = start_commands(2, endless(tmp_path / "a", corpus), tmp_path)
     wait_for(lambda: last_logged(tmp_path / "a") > 0)

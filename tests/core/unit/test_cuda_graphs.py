@@ -13,6 +13,7 @@ from torch import Tensor
 
 from support.corpora import metrics_of, read, run, tiny_job, write_corpus
 from support.ranks import ranks
+from support.tiers import tiers
 from transformer.compute import loss_scaler
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import ModelConfig, OptimizerKind, Precision, TrainConfig
@@ -147,7 +148,7 @@ def shared_steps(world: World) -> list[Step]:
     return steps
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", tiers([2], [3, 4], pytest.mark.ci))
 def test_graphed_computation_of_several_ranks_is_that_of_ddp(size: int, tmp_path: Path) -> None:
     """Uneven micro-batches, a rank without any, NaN on one rank. They begin with other weights than rank 0.
 

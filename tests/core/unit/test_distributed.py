@@ -38,6 +38,7 @@ from support.corpora import (
 from support.interventions import after_each_update, before_each_pass, before_each_update, spoilt_gradients
 from support.paths import ROOT
 from support.ranks import ranks
+from support.tiers import tiers
 from transformer import distributed, sealed_folder
 from transformer.config.jobs import EvaluateJob, TrainJob
 from transformer.config.settings import (
@@ -194,7 +195,7 @@ def test_train_step_is_shared_by_ranks(tmp_path: Path, lengths: tuple[int, int],
     assert_equal(tmp_path / "two", tmp_path / "four")
 
 
-@pytest.mark.parametrize("kind", OptimizerKind)
+@pytest.mark.parametrize("kind", tiers([OptimizerKind.adam], [OptimizerKind.muon], pytest.mark.ci))
 def test_train_step_takes_an_overflow_on_one_rank_for_one_on_all(
     tmp_path: Path, corpus: DataConfig, kind: OptimizerKind
 ) -> None:
@@ -347,7 +348,7 @@ def with_timeouts(step: float, long: float) -> None:
     distributed.TIMEOUTS[Wait.work] = timedelta(seconds=long)
 
 
-@pytest.mark.parametrize("sleeper", [0, 1])
+@pytest.mark.parametrize("sleeper", tiers([1], [0], pytest.mark.ci))
 def test_world_any_gives_up_after_the_timeout_of_a_step(tmp_path: Path, sleeper: int) -> None:
     """A rank that hangs before its vote is waited for no longer than a step may take: never for the long timeout."""
     given_up = tmp_path / "given-up"
@@ -371,6 +372,7 @@ def test_world_any_gives_up_after_the_timeout_of_a_step(tmp_path: Path, sleeper:
     assert error.startswith("PeerError: another rank does not answer: "), "it lives: no rank can be named"
 
 
+@pytest.mark.ci
 def test_from_rank0_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
     """Rank 0 takes longer than a step may: the others wait without an error, and the votes go on."""
 
@@ -494,7 +496,7 @@ def test_vote_answers_a_step_later(tmp_path: Path) -> None:
     assert ranks(2, action, tmp_path) == [0, 0], [(tmp_path / f"rank-{n}").read_text() for n in range(2)]
 
 
-@pytest.mark.parametrize("end", ["dies", "hangs"])
+@pytest.mark.parametrize("end", tiers(["dies"], ["hangs"], pytest.mark.ci))
 def test_vote_gives_up_on_a_peer_that_does_not_answer(tmp_path: Path, end: str) -> None:
     given_up = tmp_path / "given-up"
 

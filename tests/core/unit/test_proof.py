@@ -23,6 +23,7 @@ from torch._dynamo import register_backend
 from support import varlen
 from support.corpora import read, run, steps_of, tiny_job, write_corpus
 from support.ranks import ranks
+from support.tiers import tiers
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     AttentionKernel,
@@ -158,10 +159,10 @@ def faulty(fault: Callable[..., Tensor]) -> Iterator[None]:
     ("fault", "said"),
     [
         (raises, "RuntimeError: CUDA error: no kernel image is available"),
-        (gives_nan, "the loss differs by nan (0.0001 allowed)"),
+        pytest.param(gives_nan, "the loss differs by nan (0.0001 allowed)", marks=pytest.mark.ci),
         (forgets_the_mask, "the loss differs by "),
-        (scales_wrong, "the loss differs by "),
-        (drops_keys, "the loss differs by "),
+        pytest.param(scales_wrong, "the loss differs by ", marks=pytest.mark.ci),
+        pytest.param(drops_keys, "the loss differs by ", marks=pytest.mark.ci),
     ],
 )
 def test_proof_leaves_what_computes_wrong_for_the_plain_way(
@@ -389,7 +390,7 @@ def test_prove_ends_the_process_in_which_a_step_could_not_be_recorded() -> None:
     assert ways_tried(kept, {})[:2] == ([], STAGES[1])
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", tiers([2], [1], pytest.mark.ci))
 def test_train_ends_with_a_commit_where_a_step_could_not_be_recorded(
     size: int, corpus: DataConfig, tmp_path: Path
 ) -> None:
@@ -525,7 +526,7 @@ def test_proof_does_not_take_other_masks_for_another_computation(corpus: DataCon
     step = OtherMasks(objective)
 
     refused = 0
-    for step.round in range(1, 41):
+    for step.round in range(1, 13):
         try:
             compiled_deviation(
                 resolved,
@@ -607,7 +608,12 @@ def measured(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "fault", [search_raises, search_gives_nan, search_forgets_the_mask, search_scales_wrong, search_drops_keys]
+    "fault",
+    tiers(
+        [search_raises, search_forgets_the_mask],
+        [search_gives_nan, search_scales_wrong, search_drops_keys],
+        pytest.mark.ci,
+    ),
 )
 def test_train_takes_plain_searches_where_fused_ones_compute_wrong(
     fault: Callable[..., Tensor], validated: list[dict[str, Any]], corpus: DataConfig, tmp_path: Path

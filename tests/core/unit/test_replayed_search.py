@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from support.searches import all_same
+from support.tiers import tiers
 from support.translations import write_run
 from transformer.config.settings import ModelConfig, Norm, Positions, Precision, Score, SearchConfig
 from transformer.decoding import buffers, proof, replay
@@ -61,7 +62,7 @@ def equal(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> bo
     return len(found) == len(expected) and all(itertools.starmap(all_same, zip(found, expected, strict=True)))
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("beam_size", tiers([4], [1], pytest.mark.ci))
 @pytest.mark.parametrize("config", list(CONFIGS.values()), ids=list(CONFIGS))
 def test_replay_finds_what_the_plain_loop_finds(config: ModelConfig, beam_size: int) -> None:
     """More positions than the first steps read, sentences that leave for smaller places, and a place used again."""
