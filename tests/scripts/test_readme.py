@@ -123,6 +123,7 @@ def test_pages_have_examples_that_run(
         assert done.stdout.strip(), f"{block}: nothing is printed"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.tag == "compose"], ids=str)
 def test_pages_have_commands_that_compose(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command makes a job, though the files that it names are not there."""

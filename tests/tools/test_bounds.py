@@ -85,6 +85,7 @@ def test_bounds_of_wmt_are_not_for_other_settings(override: str, said: str) -> N
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "experiment").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_experiments_are_watched_where_they_have_bounds(path: Path) -> None:
     name = path.relative_to(ROOT / "configs" / "experiment").with_suffix("").as_posix()

@@ -671,6 +671,7 @@ def test_what_next_composes(is_demo: bool, caplog: pytest.LogCaptureFixture) -> 
 EXAMPLES = [example for command in commands.COMMANDS.values() for example in command.examples]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_help_shows_examples_that_compose(
     example: str, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ from support.corpora import (
     typed_in_a_child,
     write_corpus,
 )
+from support.tiers import tiers
 from transformer.cli.commands import compose
 from transformer.config.jobs import AverageJob, EvaluateJob, Job, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
@@ -123,7 +124,12 @@ CASES: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+OF_EVERY_RUN = ("demo", "text", "sets", "evaluate")
+
+
+@pytest.mark.parametrize(
+    "case", tiers(OF_EVERY_RUN, [case for case in CASES if case not in OF_EVERY_RUN], pytest.mark.ci)
+)
 def test_compose_gives_what_the_command_runs_and_what_cfg_shows(case: str) -> None:
     command, given = CASES[case]
     job = compose(command, given)

@@ -835,7 +835,7 @@ module.sample_lines = marked
     ("number", "driver", "mark", "algorithm"),
     [
         # SentencePiece reads lines, for half a second; or it computes, for seconds, and Python cannot interrupt it.
-        (signal.SIGTERM, None, "training the tokenizer", Algorithm.bpe),
+        pytest.param(signal.SIGTERM, None, "training the tokenizer", Algorithm.bpe, marks=pytest.mark.ci),
         (signal.SIGINT, MARKING, "all lines are read", Algorithm.unigram),
     ],
     ids=["reading", "computing"],

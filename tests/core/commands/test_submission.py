@@ -101,6 +101,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
     return made
 
 
+@pytest.mark.ci
 def test_submission_reads_results_from_the_runs_and_submits_what_is_not_finished(
     cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

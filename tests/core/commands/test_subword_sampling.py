@@ -22,6 +22,7 @@ from support.corpora import (
 )
 from support.ranks import ranks
 from support.resumed_runs import learned, stop_at
+from support.tiers import tiers
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     Algorithm,
@@ -80,7 +81,7 @@ def steps_by_epoch(run_dir: Path) -> list[list[int]]:
     return list(epochs.values())
 
 
-@pytest.mark.parametrize("algorithm", LAYOUTS, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize("algorithm", tiers([Algorithm.unigram], [Algorithm.bpe], pytest.mark.ci), ids=lambda a: a.name)
 def test_train_resumes_in_the_second_epoch_on_the_same_pieces(
     algorithm: Algorithm, finished: Callable[[Algorithm], TrainJob], corpus: DataConfig, tmp_path: Path
 ) -> None:

@@ -614,7 +614,7 @@ def test_train_records_a_test_set_whose_text_has_changed(corpus: DataConfig, tmp
     assert read(tmp_path / "a" / "data.json")["sets"]["test.test"]["pairs_read"] == 3
 
 
-@pytest.mark.parametrize(("average", "warned"), [(3, True), (2, False), (1, False)])
+@pytest.mark.parametrize(("average", "warned"), [(3, True), (2, False)])
 def test_train_warns_of_an_average_that_begins_before_the_middle_of_the_run(
     corpus: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture, average: int, warned: bool
 ) -> None:
@@ -726,12 +726,12 @@ def test_train_goes_on_after_the_end_of_patience_only_with_more_of_it(
 KEPT = [
     # keep_last, keep_best, BLEU at 3, 6, 9, 12; the steps that stay; the best of them
     (2, 1, [5.0, 9.0, 3.0, 1.0], [6, 10, 12], 6),
-    (2, 1, [9.0, 5.0, 3.0, 1.0], [3, 10, 12], 3),
-    (2, 1, [1.0, 2.0, 3.0, 4.0], [10, 12], 12),
+    pytest.param(2, 1, [9.0, 5.0, 3.0, 1.0], [3, 10, 12], 3, marks=pytest.mark.ci),
+    pytest.param(2, 1, [1.0, 2.0, 3.0, 4.0], [10, 12], 12, marks=pytest.mark.ci),
     (2, 2, [5.0, 9.0, 3.0, 1.0], [3, 6, 10, 12], 6),
-    (2, 2, [5.0, 9.0, 7.0, 1.0], [6, 9, 10, 12], 6),
-    (3, 1, [1.0, 1.0, 9.0, 1.0], [8, 9, 10, 12], 9),
-    (6, 1, [5.0, 9.0, 3.0, 1.0], [2, 4, 6, 8, 10, 12], 6),
+    pytest.param(2, 2, [5.0, 9.0, 7.0, 1.0], [6, 9, 10, 12], 6, marks=pytest.mark.ci),
+    pytest.param(3, 1, [1.0, 1.0, 9.0, 1.0], [8, 9, 10, 12], 9, marks=pytest.mark.ci),
+    pytest.param(6, 1, [5.0, 9.0, 3.0, 1.0], [2, 4, 6, 8, 10, 12], 6, marks=pytest.mark.ci),
     (2, 1, [5.0, 5.0, 5.0, 5.0], [3, 10, 12], 3),
     (2, 1, [math.nan, 1.0, math.nan, 0.5], [6, 10, 12], 6),
 ]
@@ -769,7 +769,7 @@ def test_train_keeps_the_least_loss_as_the_best(
     assert read(run_dir / "best.json") == {"step": 6, "metric": "loss"}
 
 
-@pytest.mark.parametrize(("last", "kept", "best"), [(9, [6, 8, 9], 6), (10, [8, 10], 10), (12, [10, 12], 12)])
+@pytest.mark.parametrize(("last", "kept", "best"), [(9, [6, 8, 9], 6), (10, [8, 10], 10)])
 def test_train_names_no_best_checkpoint_that_is_gone(
     corpus: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, kept: list[int], best: int
 ) -> None:
@@ -1045,7 +1045,7 @@ def test_train_seed_draws_the_initial_weights(corpus: DataConfig, tmp_path: Path
     assert not any(torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("change", [{"prefetch": 0}, {"log_every": 3}, {"save_every": 3}, {"validate_every": 5}])
+@pytest.mark.parametrize("change", [{"prefetch": 0, "log_every": 3, "save_every": 3, "validate_every": 5}])
 def test_train_has_the_same_weights_under_settings_that_must_not_matter(
     corpus: DataConfig, tmp_path: Path, plain: Path, change: dict[str, Any]
 ) -> None:

@@ -262,18 +262,32 @@ def test_resume_refuses_what_changes_the_mathematics(copy: TrainJob, tmp_path: P
     assert refused.value.exit_status == 4
 
 
+def test_resume_accepts_at_once_what_does_not_change_the_mathematics(
+    copy: TrainJob, finished: TrainJob, tmp_path: Path
+) -> None:
+    check_that_it_is_free([key for key in KEYS if key in FREE and key not in OF_PLUGINS], copy, finished, tmp_path)
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize("key", [OF_PLUGINS.get(key, key) for key in KEYS if key in FREE])
 def test_resume_accepts_what_does_not_change_the_mathematics(
     copy: TrainJob, finished: TrainJob, tmp_path: Path, key: str
 ) -> None:
-    """Two of the four steps are made under another value: the weights come out the same."""
+    check_that_it_is_free([key], copy, finished, tmp_path)
+
+
+def check_that_it_is_free(keys: list[str], copy: TrainJob, finished: TrainJob, tmp_path: Path) -> None:
+    """Two of the four steps are made under other values: the weights come out the same."""
     run_dir, straight = Path(copy.run_dir), Path(finished.run_dir)
     for folder in (step_dir(run_dir, 4), run_dir / "averaged"):
         shutil.rmtree(folder)
     for name in ("results.json", "best.json"):
         (run_dir / name).unlink()
 
-    run(with_value(copy, key, another(key, dict(leaves(copy))[key], tmp_path)))
+    job = copy
+    for key in keys:
+        job = with_value(job, key, another(key, dict(leaves(copy))[key], tmp_path))
+    run(job)
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert_same_tensors(step_dir(run_dir, 4) / name, step_dir(straight, 4) / name)
 

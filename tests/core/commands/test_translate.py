@@ -97,14 +97,14 @@ def job(run_dir: Path, **changes: Any) -> TranslateJob:
 
 
 def test_translator_finds_the_same_in_any_batch_order_and_padding(translator: Translator) -> None:
-    texts = sentences(80)
+    texts = sentences(40)
     sources = translator.tokenizers.source.encode(texts)
     alone = translator.with_search(replace(SEARCH, batch_tokens=1))
     expected = alone.hypotheses(sources, n_best=2)
-    assert len({tuple(best.tokens) for best, _ in expected}) > 60
+    assert len({tuple(best.tokens) for best, _ in expected}) > 30
     assert {best.finished for best, _ in expected} == {True, False}
     for batch_tokens in (300, 10**6):
-        order = random.Random(batch_tokens).sample(range(80), 80)
+        order = random.Random(batch_tokens).sample(range(40), 40)
         other = translator.with_search(replace(SEARCH, batch_tokens=batch_tokens))
         found = other.hypotheses([sources[n] for n in order], n_best=2)
         for n, hypotheses in zip(order, found, strict=True):
@@ -114,13 +114,13 @@ def test_translator_finds_the_same_in_any_batch_order_and_padding(translator: Tr
 
 
 def test_translator_in_float32_agrees_up_to_its_rounding(translator: Translator) -> None:
-    texts = sentences(60)
+    texts = sentences(30)
     single = translator_with(
         translator.model.float(), translator.tokenizers.source, search=replace(SEARCH, batch_tokens=1)
     )
     together = single.with_search(replace(SEARCH, batch_tokens=10**6))
     pairs = list(zip(single.translate(texts), together.translate(texts), strict=True))
-    assert sum(one == other for one, other in pairs) == 60
+    assert sum(one == other for one, other in pairs) == 30
 
 
 @pytest.fixture
@@ -135,11 +135,11 @@ def test_hypotheses_of_batches_side_by_side_are_those_of_one_after_the_other(
     translator: Translator, two_threads: None
 ) -> None:
     many = translator.with_search(replace(SEARCH, batch_tokens=100))
-    ids = translator.tokenizers.source.encode(sentences(60))
+    ids = translator.tokenizers.source.encode(sentences(30))
     checks: list[int] = []
     found = many.hypotheses(ids, n_best=2, check=lambda: checks.append(torch.get_num_threads()))
     assert torch.get_num_threads() == 2
-    assert len(checks) > 10
+    assert len(checks) > 5
     assert set(checks) == {2}, "the thread that asks keeps its threads"
 
     torch.set_num_threads(1)
@@ -254,13 +254,13 @@ def test_translator_casts_weights_once_and_not_at_each_step(translator: Translat
 
 def test_translate_sweep_gives_what_each_alpha_would_give_alone(translator: Translator) -> None:
     alphas = [1.4, 0.0, 0.6, 8.0]
-    texts = [*sentences(60), "", "\u200b", *sentences(5)]
+    texts = [*sentences(30), "", "\u200b", *sentences(5)]
     small = translator.with_search(replace(SEARCH, batch_tokens=600))
     found = small.translate_sweep(texts, alphas)
     assert list(found) == alphas
     for alpha in alphas:
         assert found[alpha] == small.with_search(replace(small.search, length_penalty=alpha)).translate(texts)
-        assert found[alpha][60:62] == ["", ""]
+        assert found[alpha][30:32] == ["", ""]
     assert len({tuple(translations) for translations in found.values()}) > 2
 
 
@@ -554,13 +554,13 @@ def nasty_lines(n: int) -> list[bytes]:
 def test_translate_gives_as_many_lines_as_it_is_given_whatever_the_bytes(
     run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = nasty_lines(300)
+    lines = nasty_lines(150)
     stdout = io.BytesIO()
     with caplog.at_level(logging.WARNING):
         translate(job(run_dir), io.BytesIO(b"\n".join(lines)), stdout)  # no newline at the end
     assert stdout.getvalue().endswith(b"\n")
     found = stdout.getvalue().decode("utf-8").split("\n")[:-1]
-    assert len(found) == len(lines) == 300
+    assert len(found) == len(lines) == 150
     assert not any("\r" in text for text in found)
     translator = load_translator(
         run_dir, checkpoint="auto", search=SearchOverride(), device=Device.cpu, precision=Precision.fp32
@@ -572,7 +572,7 @@ def test_translate_gives_as_many_lines_as_it_is_given_whatever_the_bytes(
     bad = {n for n, line in enumerate(lines, start=1) if line.decode("utf-8", "ignore").encode("utf-8") != line}
     reported = [record.getMessage() for record in caplog.records if "not UTF-8" in record.getMessage()]
     assert reported == [text for n in sorted(bad) for text in reported if text.startswith(f"line {n}: ")]
-    assert len(reported) == len(bad) > 50
+    assert len(reported) == len(bad) > 25
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ OTHERS = (
 PIPES = ["tokenizer.model", "hypotheses/test.src", "hypotheses/test.ref", "train.log", "metrics.jsonl"]
 
 
-@pytest.mark.parametrize("name", tiers(PIPES, OTHERS))
+@pytest.mark.parametrize("name", [*tiers(PIPES[:2], PIPES[2:], pytest.mark.ci), *tiers((), OTHERS)])
 def test_commands_wait_for_no_pipe(job: TrainJob, name: str) -> None:
     """Each refuses, or does without."""
     path = Path(job.run_dir) / name
@@ -206,7 +206,7 @@ def shown_by_tensorboard(run_dir: Path) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("attack", ["title", "clipboard", "C1", "overwrite"])
+@pytest.mark.parametrize("attack", tiers(["C1", "overwrite"], ["title", "clipboard"], pytest.mark.ci))
 def test_commands_print_nothing_raw_that_a_document_says(job: TrainJob, attack: str) -> None:
     run_dir = Path(job.run_dir)
     text = f"x{ATTACKS[attack]}\nforged: BLEU 100"
