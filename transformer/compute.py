@@ -124,6 +124,18 @@ def uses_cudnn_attention() -> bool:
     return bool(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
 
 
+def seed_draws(seed: int, device: torch.device) -> None:
+    """Seed what torch draws on a device.
+
+    On a CPU that is one generator. `torch.manual_seed` seeds every kind of device besides, and keeps the whole stack of
+    the caller for each that has not been used yet: a twentieth of a small step.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def resolve_precision(precision: Precision, device: torch.device) -> Precision:
     """`auto` is bf16 on a GPU and on a CPU that multiplies it in hardware, fp32 elsewhere."""
     if precision is not Precision.auto:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 import transformer
 from support.corpora import run, tiny_job, write_corpus
 from support.paths import ROOT
+from support.tiers import tiers
 from support.translations import CONFIG, SEARCH, sentences, state_of
 from transformer.checkpoint import commit
 from transformer.compute import multiplies_int8
@@ -135,7 +136,7 @@ def engines_of(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("settings", [{"beam_size": 1}, {"length_penalty": 0.0}, {"beam_size": 2, "length_penalty": 0}])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", tiers([2], [1], pytest.mark.ci))
 def test_engine_finds_what_torch_finds(
     kept: Path, settings: dict[str, Any], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from support.corpora import Shell, in_a_child, overrides, read, run, run_command
 from support.hub import client_of, model_hub
 from support.marian import ENGLISH, GERMAN, SCRIPTS, VARIANTS, save, sentences
 from support.ranks import ranks
+from support.tiers import tiers
 from transformer.config.jobs import EvaluateJob, TrainJob, TranslateJob
 from transformer.config.settings import (
     Activation,
@@ -243,7 +244,7 @@ def test_import_names_what_changes_their_translations_and_is_not_done(
     )
 
 
-@every_variant
+@pytest.mark.parametrize("variant", tiers([*VARIANTS][:2], [*VARIANTS][2:], pytest.mark.ci))
 def test_import_translates_as_generate_does(variant: str, saved: Saved) -> None:
     """Greedily, and with a beam under their penalty."""
     folder, model, run_dir = saved(variant)
@@ -415,7 +416,9 @@ def test_import_in_ctranslate2_translates_as_their_own_converter_has_it(saved: S
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"start": Start.zeros}, {"start": Start.zeros, "biases": True}], ids=["learned", "zeros", "biases"]
+    "changes",
+    tiers([{"start": Start.zeros, "biases": True}], [{}, {"start": Start.zeros}], pytest.mark.ci),
+    ids=["biases", "learned", "zeros"],
 )
 def test_import_of_an_export_of_a_run_is_that_run(changes: dict[str, Any], tmp_path: Path) -> None:
     """There and back: the same settings, tokenizer and weights, bit for bit."""

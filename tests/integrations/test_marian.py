@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from support.marian_own import MARIAN_DATA, SHAPES, original_of, random_translator
+from support.tiers import tiers
 from support.translations import sentences
 from transformer.data.tokenizer import Tokenizer, Tokenizers
 from transformer.integrations.engine.parity import choose_sentences, compare
@@ -61,7 +62,7 @@ def shared(spm: bytes) -> Tokenizers:
     return Tokenizers(one, one)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", tiers(["biases", "narrow heads"], ["shared", "separate"], pytest.mark.ci))
 def test_export_to_marian_is_exact_but_for_the_norms(
     shape: str, shared: Tokenizers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

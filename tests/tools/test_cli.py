@@ -1389,6 +1389,7 @@ def test_main_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> None:
     assert process.returncode == 141
 
 
+@pytest.mark.ci
 def test_summary_runs_from_anywhere() -> None:
     process = python("-m", "transformer", "summary", "experiment=base", "format=json", cwd=Path())
     out, err = process.communicate(timeout=60)

@@ -8,6 +8,7 @@ import pytest
 
 from support.corpora import tiny_job
 from support.paths import ROOT
+from support.tiers import tiers
 from transformer.config.settings import DataConfig, PairConfig, TokenizerConfig
 from transformer.data.corpus import Pair
 from transformer.data.prepare import prepare
@@ -94,7 +95,7 @@ def test_a_code_of_one_set_is_named_by_its_key() -> None:
     assert found.startswith("data.devs.ja_de.src_lang=jp: not a code")
 
 
-@pytest.mark.parametrize("is_checked", [True, False])
+@pytest.mark.parametrize("is_checked", tiers([True], [False], pytest.mark.ci))
 def test_prepare_says_them_unless_it_is_told_not_to(
     is_checked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

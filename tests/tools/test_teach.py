@@ -220,7 +220,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", tiers(["dies", "loses", "latin1", "silent"], ["hangs"], pytest.mark.ci))
 def test_a_program_that_fails_costs_a_line_and_nothing_that_is_done(
     fault: str, corpus: DataConfig, command_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

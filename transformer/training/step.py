@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from transformer.compute import autocast
+from transformer.compute import autocast, seed_draws
 from transformer.config.settings import Precision
 from transformer.data.batch import Batch
 from transformer.data.loader import Step
@@ -138,7 +138,7 @@ class Computation:
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(2, device=self.device, dtype=torch.float64)
         for number, (seed, batch) in enumerate(batches, 1):
-            torch.manual_seed(seed)
+            seed_draws(seed, self.device)
             is_last = number == len(batches)
             with nullcontext() if is_last else unsynchronised(self.objective):
                 sums += self.add_gradient(batch, share)

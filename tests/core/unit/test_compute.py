@@ -18,6 +18,7 @@ from transformer.compute import (
     memory_errors_named,
     resolve_device,
     resolve_precision,
+    seed_draws,
     to_autocast_dtype,
     untried_torch,
     uses_cudnn_attention,
@@ -273,3 +274,10 @@ def test_at_least_fp32_widens_half_precision_alone(dtype: torch.dtype, expected:
     x = torch.ones(2, dtype=dtype)
     assert at_least_fp32(x).dtype == expected
     assert (at_least_fp32(x) is x) == (dtype == expected)
+
+
+def test_seed_draws_on_a_cpu_draws_what_manual_seed_does() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    seed_draws(7, torch.device("cpu"))
+    assert torch.equal(torch.rand(3), expected)

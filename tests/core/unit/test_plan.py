@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from support.paths import CORPORA, needs_corpora
+from support.tiers import tiers
 from transformer.data.chapters import chapter_pairs
 from transformer.data.corpus import read_pairs
 from transformer.data.plan import packed_capacities, plan_chapter, slots_for, split_step
@@ -119,7 +120,7 @@ def test_plan_chapter_is_the_plain_plan_for_random_corpora() -> None:
     assert {1, 2, 3} <= pools
 
 
-@pytest.mark.parametrize("longest", [40, 70_000])
+@pytest.mark.parametrize("longest", tiers([70_000], [40], pytest.mark.ci))
 def test_plan_chapter_of_a_large_corpus_is_the_plain_plan(longest: int) -> None:
     """More pairs than are looked at together, and lengths too large for 16 bits."""
     lengths = np.exp(np.random.default_rng(3).normal(2.0, 0.7, size=(150_000, 2))).clip(1, 40).astype(np.int32)
