@@ -240,7 +240,10 @@ def pairs_of(table: Any, columns: Columns, place: str, *, before: int) -> Iterat
     table = table.flatten()
     sides = []
     for name in _flat_names(columns, table.column_names, place):
-        texts = table[name].to_pylist()
+        try:
+            texts = table[name].to_pylist()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{place}: after row {before}: column {name!r} is not UTF-8 ({error})") from None
         for row, text in enumerate(texts, before + 1):
             if not isinstance(text, str | None):
                 raise InputError(

@@ -248,6 +248,14 @@ def test_resolve_source_takes_a_folder_that_is_called_like_a_format(
     assert list(find(name, tmp_path / "store").pairs()) == expected("train")
 
 
+def test_a_data_set_whose_rows_are_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_bytes(b'{"en": "one", "de": "f\xfcr"}\n')
+    pair = PairConfig(dataset=str(tmp_path / "set"), split="train")
+    with pytest.raises(InputError, match=r"set train: after row 0: column 'de' is not UTF-8 \('utf-8' codec"):
+        resolve_source(pair, "data.train", languages=("en", "de"), store_dir=tmp_path)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets 5.1 closes no file
 @pytest.mark.parametrize(
     ("name", "content", "texts"),
