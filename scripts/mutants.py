@@ -182,7 +182,7 @@ REPORTED = (
     Mutant(
         "dropout is not seeded",
         "training/step.py",
-        "            torch.manual_seed(seed)\n",
+        "            seed_draws(seed, self.device)\n",
         "",
         f"{STOP}[5]",
     ),
