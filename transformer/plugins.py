@@ -97,7 +97,11 @@ class Format(Protocol):
     """format: a kind of table, by the ending of its files."""
 
     def __call__(self, path: Path, columns: tuple[str, str], left_out: Counter[str]) -> "Iterator[Pair]":
-        """The pairs of a file; `left_out` counts what else it has, by kind. Raises InputError."""
+        """The pairs of a file; `left_out` counts what else it has, by kind. Raises InputError.
+
+        `columns` are what `src` and `tgt` name, or else the codes of the languages. The file may be compressed:
+        `data.corpus.read_lines` and `data.compression.open_bytes` read it as its name says.
+        """
         ...
 
 

@@ -1,5 +1,6 @@
 """What other packages add: the package of docs/plugins.md, installed as pip would, and packages that fail."""
 
+import gzip
 import json
 import re
 import sys
@@ -73,9 +74,10 @@ def trained(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         messages = [("", "Content-Type: text/plain; charset=UTF-8\n"), *zip(*sides, strict=True)]
         texts = [f'# one\nmsgid {json.dumps(source)}\nmsgstr ""\n{json.dumps(target)}\n' for source, target in messages]
         (folder / f"{name}.po").write_text("\n".join(texts), encoding="utf-8")
+    (folder / "again.po.gz").write_bytes(gzip.compress((folder / "dev.po").read_bytes()))
     done = typed(
         *("train", *TINY, "run_dir=run", "data.train.dataset=train.po", "data.dev.dataset=dev.po"),
-        *("data.test.again.dataset=dev.po", "data.scores=[length]"),
+        *("data.test.again.dataset=again.po.gz", "data.scores=[length]"),
         site=site,
         folder=folder,
     )
