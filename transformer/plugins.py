@@ -352,9 +352,13 @@ def find(kind: Kind, name: str) -> Any:
     if name in OWN[kind]:
         return load(OWN[kind][name])
 
-    entry = _installed().get(f"{kind}.{name}")
-    if entry is None:
+    entries = _installed().get(f"{kind}.{name}")
+    if entries is None:
         raise InputError(f"no {kind} is called {name!r:.80}: install the package that has it")
+    if len(entries) > 1:
+        several = " and ".join(map(_package_of, entries))
+        raise InputError(f"the {kind} {name} comes with the packages {several}: uninstall all but one")
+    [entry] = entries
     if not is_allowed(kind, name):
         raise InputError(
             f"the {kind} {name} comes with the package {_package_of(entry)}, but is not enabled here: name it on "
@@ -367,6 +371,7 @@ def find(kind: Kind, name: str) -> Any:
             f"the {kind} {name} cannot be imported ({type(error).__name__}: {in_a_line(error)}): "
             f"pip install --upgrade {_package_of(entry)}"
         ) from error
+    _imported[_root(entry.module)] = _package_of(entry)
     return _with_settings(name, found)
 
 
@@ -463,6 +468,7 @@ def install_command(extra: str) -> str:
 # ---- those of other packages ----------------------------------------------------------------------------------------
 
 _allowed: set[str] = set()
+_imported: dict[str, str] = {}  # packages that have a plug-in which was used, by the first part of its module's name
 _settings: dict[str, Mapping[str, str]] = {}  # of each, as they are typed
 
 
@@ -476,25 +482,46 @@ def allow(*names: str, settings: Mapping[str, Mapping[str, str]] | None = None) 
 def versions(names: Iterable[str]) -> dict[str, str]:
     """The versions of the other packages that have a plug-in of one of these names."""
     wanted = set(names)
-    entries = [entry for name, entry in _installed().items() if name.partition(".")[2] in wanted] if wanted else []
-    return {entry.dist.name: entry.dist.version for entry in entries if entry.dist is not None}
+    named = [entries for name, entries in _installed().items() if name.partition(".")[2] in wanted] if wanted else []
+    return {entry.dist.name: entry.dist.version for entries in named for entry in entries if entry.dist is not None}
+
+
+def package_at_fault(error: BaseException) -> str | None:
+    """The other package whose plug-in raised an error, or called what raised it; None: this package's own code did."""
+    package = None
+    trace = error.__traceback__
+    while trace is not None:
+        root = _root(trace.tb_frame.f_globals.get("__name__", ""))
+        if root == _root(__name__) or root in _imported:
+            package = _imported.get(root)  # of the last of these
+        trace = trace.tb_next
+    return package
 
 
 @cache
-def _installed() -> dict[str, EntryPoint]:
-    """The plug-ins of other packages, by kind and name; none of the current directory."""
+def _installed() -> dict[str, list[EntryPoint]]:
+    """The plug-ins of other packages, by kind and name, one of each package that has it; none of the current directory.
+
+    Of a package that lies in several places, Python imports the first.
+    """
     here = Path.cwd()
-    return {
-        entry.name: entry
-        for distribution in distributions()
-        if not _lies_in(distribution, here)
-        for entry in distribution.entry_points
-        if entry.group == GROUP
-    }
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for distribution in distributions():
+        if _lies_in(distribution, here):
+            continue
+        for entry in distribution.entry_points:
+            if entry.group == GROUP:
+                package = re.sub(r"[-_.]+", "-", _package_of(entry)).lower()  # pip takes such names for the same
+                found.setdefault(entry.name, {}).setdefault(package, entry)
+    return {name: list(entries.values()) for name, entries in found.items()}
 
 
 def _lies_in(distribution: Distribution, folder: Path) -> bool:
     return Path(str(distribution.locate_file(""))).resolve() == folder.resolve()
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _package_of(entry: EntryPoint) -> str:

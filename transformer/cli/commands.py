@@ -34,7 +34,7 @@ from transformer.config.jobs import (
     checked,
 )
 from transformer.config.keys import did_you_mean, names_of_plugins, own_text, shipped
-from transformer.config.primitives import to_json
+from transformer.config.primitives import to_primitive
 from transformer.config.settings import Format
 from transformer.errors import InputError, Stopped
 from transformer.plugins import Command
@@ -293,7 +293,7 @@ def _write_average(job: AverageJob, checkpoint: "Checkpoint") -> None:
 def _show(job: Job, result: R, in_words: Callable[[R], str]) -> None:
     """Write a result to standard output: in words for people, or all of it as JSON where the job asks for that."""
     if getattr(job, "format", None) is Format.json:
-        _write(json.dumps(to_json(result), indent=2) + "\n")
+        _write(json.dumps(to_primitive(result), indent=2) + "\n")
     else:
         _write(in_words(result))
 

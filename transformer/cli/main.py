@@ -4,7 +4,8 @@
     _dispatch       which turns every error into one line and an exit status, and calls
     _enter          which answers --help and --version itself, and hands any other command to `application`
 
-A TransformerError brings its own exit status. Any exception that nobody expected is a bug, and its message says so.
+A TransformerError brings its own exit status. Any exception that nobody expected is a bug, here or in
+the plug-in of another package, and its message says so.
 TRANSFORMER_DEBUG=1 shows the traceback of either.
 """
 
@@ -27,6 +28,7 @@ from transformer.cli.commands import COMMANDS
 from transformer.cli.overrides import PROGRAM_FLAGS, Arguments, command_help, overview, parse_arguments
 from transformer.config.keys import did_you_mean
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
+from transformer.plugins import package_at_fault
 from transformer.terminal import TIMED, PrintableFormatter, printable
 
 LONGEST_MESSAGE = 4_000  # characters of an error line; of a longer one, its beginning and its end are shown
@@ -244,8 +246,11 @@ def _fail_for_want(error: Exception) -> int:
 def _fail_as_bug(error: Exception) -> int:
     """Report an exception that nobody expected; the exit status."""
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    remedy = "please report it with the output of TRANSFORMER_DEBUG=1, which shows where it happened"
-    return _fail(error, f"this is a bug: {message}; {remedy}", BUG)
+    remedy = "with the output of TRANSFORMER_DEBUG=1, which shows where it happened"
+    package = package_at_fault(error)
+    if package is not None:
+        return _fail(error, f"a plug-in of the package {package} fails: {message}; report it there, {remedy}", BUG)
+    return _fail(error, f"this is a bug: {message}; please report it {remedy}", BUG)
 
 
 def _fail(error: BaseException, message: str, status: int) -> int:

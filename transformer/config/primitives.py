@@ -23,10 +23,11 @@ _SHORT.maxstring = 80
 
 def to_json(instance: Any) -> dict[str, Any]:
     """A dataclass as JSON primitives."""
-    return {field.name: _to_primitive(getattr(instance, field.name)) for field in fields(instance)}
+    return {field.name: to_primitive(getattr(instance, field.name)) for field in fields(instance)}
 
 
-def _to_primitive(value: Any) -> Any:
+def to_primitive(value: Any) -> Any:
+    """A dataclass, or a list or mapping of such, as JSON primitives."""
     if is_dataclass(value):
         return to_json(value)
     if isinstance(value, Enum):
@@ -34,9 +35,9 @@ def _to_primitive(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _to_primitive(item) for key, item in value.items()}
+        return {key: to_primitive(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_primitive(item) for item in value]
+        return [to_primitive(item) for item in value]
     return value
 
 

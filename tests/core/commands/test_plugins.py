@@ -260,6 +260,72 @@ def test_plugins_that_cannot_be_imported_cost_one_line(trained: Path, site: Path
     assert line.endswith("pip install --upgrade broken")
 
 
+LOPSIDED = """
+from dataclasses import dataclass
+
+from transformer.config.jobs import Job
+from transformer.config.settings import Format, option
+from transformer.plugins import Command
+
+
+def read(path, columns, left_out):
+    yield path.read_text(encoding="ascii"), "1"
+
+
+@dataclass
+class ListJob(Job):
+    format: Format = option(Format.text, "text or json")
+
+
+LIST = Command(ListJob, lambda job: ["a", {"b": 1.5}], "list", (), show=lambda found: "in\\twords\\n")
+"""
+
+
+def test_plugin_that_raises_what_nobody_expects_costs_one_line_with_its_package(tmp_path: Path) -> None:
+    here = install(tmp_path / "site", "first", LOPSIDED, ["format.odd = first:read"])
+    (tmp_path / "a.odd").write_text("Straße", encoding="utf-8")
+    done = typed(
+        *("prepare", *TINY, "run_dir=run", "data.train.dataset=a.odd", "data.dev.dataset=a.odd"),
+        site=here,
+        folder=tmp_path,
+    )
+    assert done.status == 1
+    assert re.search(
+        r"^transformer: error: a plug-in of the package first fails: UnicodeDecodeError: ", done.said, re.M
+    )
+    assert "report it there, with the output of TRANSFORMER_DEBUG=1" in done.said
+    assert "this is a bug" not in done.said
+
+
+def test_command_of_a_plugin_prints_a_list_as_json(tmp_path: Path) -> None:
+    here = install(tmp_path / "site", "first", LOPSIDED, ["command.listed = first:LIST"])
+    assert typed("listed", site=here, folder=tmp_path).printed == "in\\twords\n"
+    assert json.loads(typed("listed", "format=json", site=here, folder=tmp_path).printed) == ["a", {"b": 1.5}]
+
+
+def test_plugin_that_two_packages_have_is_refused_in_one_line(tmp_path: Path) -> None:
+    here = install(tmp_path / "site", "first", LOPSIDED, ["command.listed = first:LIST"])
+    install(here, "second", LOPSIDED, ["command.listed = second:LIST", "command.other = second:LIST"])
+    done = typed("listed", site=here, folder=tmp_path)
+    assert (done.status, done.printed, done.said.count("\n")) == (2, "", 1)
+    assert re.search(
+        "the command listed comes with the packages (first and second|second and first): uninst", done.said
+    )
+    assert typed("other", site=here, folder=tmp_path).status == 0
+
+
+def test_package_that_lies_in_two_places_has_its_plugins_once(tmp_path: Path) -> None:
+    here = install(tmp_path / "site", "first", LOPSIDED, ["command.listed = first:LIST"])
+    other = install(tmp_path / "other", "first", LOPSIDED, ["command.listed = first:LIST"])
+    sys_path = [str(here), str(other)]
+
+    def install_both() -> None:
+        sys.path[:0] = sys_path
+        plugins._installed.cache_clear()
+
+    assert typed_in_a_child("listed", cwd=tmp_path, before=install_both).status == 0
+
+
 def test_find_executes_nothing_that_only_a_run_names(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
     plugins._installed.cache_clear()
