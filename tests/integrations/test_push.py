@@ -625,7 +625,9 @@ def test_run_dir_on_the_hub_that_is_no_run_is_refused(trained: Path, hub: ModelH
     }.items():
         with pytest.raises(InputError, match=f"run_dir={re.escape(source)}: {what}"):
             transformer.load(source)
-    with pytest.raises(InputError, match=r"^hf:theirs/bert: config\.json: model_type='bert': not marian: of published"):
+    with pytest.raises(
+        InputError, match=r"^hf:theirs/bert: config\.json: model_type='bert': not marian: only published"
+    ):
         transformer.load("hf:theirs/bert")
 
 
