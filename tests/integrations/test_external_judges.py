@@ -150,6 +150,7 @@ def test_evaluate_judges_files(runs: Path, command: str, capsys: pytest.CaptureF
     assert len(found["judges"]["mine"]["segments"]) == len(overlaps(folder, "test"))
 
 
+@pytest.mark.ci
 def test_evaluate_takes_judges_from_a_file_of_the_user_s_own(
     runs: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

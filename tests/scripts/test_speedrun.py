@@ -90,6 +90,7 @@ def test_attempt_that_keeps_the_rules_is_shown_with_its_scores(
     assert len(set(scores[:3])) > 1, "the seeds make no difference"
 
 
+@pytest.mark.ci
 def test_check_decodes_the_test_set_once_and_of_a_valid_attempt_alone(
     attempt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

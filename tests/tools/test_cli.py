@@ -820,6 +820,7 @@ def test_version_names_the_formats_and_what_it_computes_with() -> None:
     assert re.fullmatch(r"Python 3\.\d+\.\d+, torch 2\.\S+, sentencepiece 0\.\S+, sacrebleu 2\.\S+", third)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 @pytest.mark.parametrize(
     ("line", "completed"),
@@ -1071,6 +1072,7 @@ def test_main_turns_an_error_into_one_line_and_its_status(name: str) -> None:
     assert result.err == f"{begins}somewhere.txt: it went wrong (ü)\n"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("override", tiers(["{}=1"], ["train.seed={}", "experiment={}"], pytest.mark.ci))
 def test_main_shortens_a_line_of_100_000_letters(override: str) -> None:
     result = enter("train", override.format("x" * 100_000))
@@ -1324,6 +1326,7 @@ def test_main_keeps_the_words_of_other_errors(fail: Callable[[], None], status: 
     assert enter("train", then=fail).status == status
 
 
+@pytest.mark.ci
 def test_main_ends_with_5_where_no_file_can_be_opened(tmp_path: Path) -> None:
     """For real: the corpus of the demo, in a process that may have six files open."""
     code = (

@@ -455,6 +455,7 @@ def test_report_shows_hostile_text_as_text(browser: Browser, runs: Path) -> None
     assert {address.partition("#")[0] for address in browser.requests} <= {"about:blank", page.as_uri()}
 
 
+@pytest.mark.ci
 def test_report_page_has_a_bounded_size(runs: Path) -> None:
     """However large the documents are that somebody forged: 16 MiB a document, and 100,000 log lines."""
     record = read(runs / "a" / "run.json")
@@ -487,6 +488,7 @@ def test_report_leaves_runs_as_they_are_and_says_the_same_again(runs: Path) -> N
     assert {path: path.read_bytes() for path in sorted((runs / "a").rglob("*")) if path.is_file()} == before
 
 
+@pytest.mark.ci
 def test_report_fits_every_window_in_both_schemes(browser: Browser, runs: Path) -> None:
     show(browser, ReportJob(runs=["a", "b"], samples=3, attention=1, checkpoints=1), drawn=EXPLORED)
     pictures = set()

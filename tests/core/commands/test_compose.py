@@ -197,6 +197,7 @@ def test_compose_works_inside_a_command() -> None:
     assert inside[1].model.d_model == 1024
 
 
+@pytest.mark.ci
 def test_compose_works_inside_every_job_of_a_sweep() -> None:
     inside: list[Any] = []
     sweep = ["--multirun", "experiment=small", "data.test.news.src=a.en,b.en", "model.norm=pre,post"]

@@ -277,6 +277,7 @@ def test_optuna_makes_bleu_large_and_the_loss_small() -> None:
     assert others[2:] != by_bleu[2:]
 
 
+@pytest.mark.ci
 @old_optuna
 def test_optuna_says_what_came_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):

@@ -146,6 +146,7 @@ def test_submission_reads_results_from_the_runs_and_submits_what_is_not_finished
     assert len(cluster.submitted) == 1
 
 
+@pytest.mark.ci
 def test_submission_reads_experiments_of_a_folder(cluster: FakeCluster, tmp_path: Path) -> None:
     folder = write_experiment(tmp_path, "train: {max_steps: 1, validate_every: 1, average: 1}")
     job = tiny_job(tmp_path / "runs", write_corpus(tmp_path / "corpus"))

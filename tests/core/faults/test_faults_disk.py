@@ -19,7 +19,6 @@ import pytest
 from support.corpora import run, steps_of, tiny_job, write_corpus
 from support.fault_runs import StruckTrainings, assert_nothing_lost, assert_recovered, leftovers
 from support.interventions import before_each_pass
-from support.tiers import tiers
 from transformer.errors import StorageError
 
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EACCES": errno.EACCES}
@@ -91,6 +90,7 @@ def fail_at(trainings: StruckTrainings, number: int, failure: int, *, lasts: boo
     return end.status
 
 
+@pytest.mark.ci
 def test_strike_comes_before_the_call(trainings: StruckTrainings, calls: list[str]) -> None:
     assert len(calls) > 300
     assert {call.partition(" ")[0] for call in calls} >= {"open", "write", "fsync", "mkdir", "rename", "unlink"}
@@ -112,20 +112,21 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize(
-    "place", tiers(["a checkpoint", "best.json", "results.json"], ["the store", "rotation", "translations"])
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("place", PLACES)
 def test_train_recovers_from_a_kill_before_a_call(trainings: StruckTrainings, calls: list[str], place: str) -> None:
     kill_at(trainings, number_of(calls, PLACES[place]))
 
 
-@pytest.mark.parametrize("name", tiers(["ENOSPC"], ["EIO", "EACCES"]))
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ERRORS)
 def test_train_recovers_from_an_error_of_a_call(trainings: StruckTrainings, calls: list[str], name: str) -> None:
     """From the second checkpoint on, the disk fails for good."""
     number = number_of(calls, r"^mkdir .*/checkpoints/\.tmp-step-00000003")
     assert fail_at(trainings, number, ERRORS[name], lasts=True) == 5
 
 
+@pytest.mark.ci
 def test_train_ends_without_a_traceback_where_the_thread_of_tensorboard_fails(
     trainings: StruckTrainings, calls: list[str]
 ) -> None:

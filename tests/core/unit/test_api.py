@@ -579,6 +579,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), translator.translate([
 """
 
 
+@pytest.mark.ci
 def test_forked_child_translates_where_its_parent_has(run_dir: Path) -> None:
     """OpenMP's threads are not in the child, which would wait for them for ever."""
     environment = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # threads that wait are to leave the processor to others

@@ -348,6 +348,7 @@ def with_timeouts(step: float, long: float) -> None:
     distributed.TIMEOUTS[Wait.work] = timedelta(seconds=long)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("sleeper", tiers([1], [0], pytest.mark.ci))
 def test_world_any_gives_up_after_the_timeout_of_a_step(tmp_path: Path, sleeper: int) -> None:
     """A rank that hangs before its vote is waited for no longer than a step may take: never for the long timeout."""

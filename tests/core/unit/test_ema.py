@@ -238,6 +238,7 @@ def test_validate_measures_the_moving_average(
         assert (scores.bleu, scores.chrf) == (row["bleu"], row["chrf"])
 
 
+@pytest.mark.ci
 def test_move_average_is_the_same_on_every_rank(corpus: DataConfig, tmp_path: Path) -> None:
     """Started on two ranks, resumed on two; each prints what its average came to."""
 

@@ -327,6 +327,7 @@ def test_let_threads_sleep_leaves_what_the_user_has_set(
     assert os.environ.get("GOMP_SPINCOUNT") == spin_count
 
 
+@pytest.mark.ci
 def test_a_command_lets_its_threads_sleep() -> None:
     """As OpenMP itself says when it is loaded, with torch: later would be too late."""
     shows = {name: value for name, value in os.environ.items() if name not in machine.WAITING}
