@@ -404,6 +404,12 @@ def is_known(kind: Kind, name: str) -> bool:
     return name in OWN[kind] or f"{kind}.{name}" in _installed()
 
 
+def known_names(kind: Kind) -> list[str]:
+    """What plug-ins of a kind there are, the package's own first; none is imported."""
+    of_others = (entry.partition(".") for entry in _installed())
+    return [*OWN[kind], *(name for of_kind, _, name in sorted(of_others) if of_kind == kind)]
+
+
 def is_allowed(kind: Kind, name: str) -> bool:
     """Whether a plug-in may be used: it is the package's own, or was named."""
     return name in OWN[kind] or name in _allowed
@@ -413,9 +419,8 @@ def check_known(kind: Kind, key: str, name: str) -> None:
     """Raise ValueError, with the setting `key`, unless a plug-in has this name."""
     if is_known(kind, name):
         return
-    raise ValueError(
-        f"{key}={name!s:.80} is not one of {', '.join(OWN[kind])}, nor of an installed plug-in: choose one"
-    )
+    known = ", ".join(known_names(kind))
+    raise ValueError(f"{key}={name!s:.80} is not one of {known}: choose one, or install the package that has it")
 
 
 def has_settings(name: str) -> bool:

@@ -28,7 +28,7 @@ from transformer.cli.commands import COMMANDS
 from transformer.cli.overrides import PROGRAM_FLAGS, Arguments, command_help, overview, parse_arguments
 from transformer.config.keys import did_you_mean
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
-from transformer.plugins import package_at_fault
+from transformer.plugins import known_names, package_at_fault
 from transformer.terminal import TIMED, PrintableFormatter, printable
 
 LONGEST_MESSAGE = 4_000  # characters of an error line; of a longer one, its beginning and its end are shown
@@ -158,8 +158,10 @@ def _enter(command: str, arguments: list[str]) -> None:
 
     # The command and its arguments.
     if command not in COMMANDS:
-        meant = did_you_mean(command, [*COMMANDS, *PROGRAM_FLAGS])
-        raise InputError(f"unknown command {command!r}{meant}; `transformer --help` lists them")
+        of_plugins = known_names("command")
+        meant = did_you_mean(command, [*COMMANDS, *of_plugins, *PROGRAM_FLAGS])
+        beside = f", but for those of plug-ins: {', '.join(of_plugins)}" if of_plugins else ""
+        raise InputError(f"unknown command {command!r}{meant}; `transformer --help` lists them{beside}")
 
     parsed = parse_arguments(command, arguments)
     if parsed.wants_help:

@@ -96,6 +96,16 @@ def test_plugins_page_adds_a_format_a_score_and_a_command(trained: Path, site: P
     assert "vocabulary" not in typed("--help", site=site, folder=trained).printed, "entry points are not read for it"
 
 
+def test_misspelt_plugin_is_told_of_those_that_are_installed(trained: Path, site: Path) -> None:
+    done = typed("vocabluary", site=site, folder=trained)
+    assert (done.status, done.said.count("\n")) == (2, 1)
+    assert "unknown command 'vocabluary'; did you mean 'vocabulary'?; " in done.said
+    assert re.search(r"but for those of plug-ins: .*\bvocabulary\b", done.said)
+    done = typed("evaluate", "run_dir=run", "scores=[lenght]", site=site, folder=trained)
+    assert (done.status, done.said.count("\n")) == (2, 1)
+    assert re.search(r"scores=lenght is not one of paper_bleu, .*\blength\b.*: choose one, or install", done.said)
+
+
 def test_plugins_that_are_not_installed_are_refused_in_one_line(trained: Path) -> None:
     done = typed("vocabulary", "run_dir=run", site=None, folder=trained)
     assert (done.status, done.said.count("\n")) == (2, 1)
@@ -375,9 +385,9 @@ def test_job_with_a_plugin_that_is_not_here_is_read_and_not_done(tmp_path: Path)
     job = from_json(TrainJob, stored)
     assert job.train.trackers == ["theirs"]
     with pytest.raises(
-        InputError, match=r"^train\.trackers=theirs is not one of bounds, trackio, wandb, nor of an installed"
+        InputError, match=r"^train\.trackers=theirs is not one of bounds, trackio, wandb(, \w+)*: choose one, or"
     ):
         transformer.train(job)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(InputError, match=r"^search\.engine=theirs is not one of torch, ctranslate2, nor of"):
+    with pytest.raises(InputError, match=r"^search\.engine=theirs is not one of torch, ctranslate2(, \w+)*: "):
         transformer.compose("train", ["experiment=demo", "search.engine=theirs"])
