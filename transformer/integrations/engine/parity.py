@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -127,6 +128,26 @@ def mean_length(sentences: Sequence[Sentence], translator: Translator) -> float:
     return 1.0 + sum(map(len, targets)) / len(targets)
 
 
+class OurSearch(Protocol):
+    """How our side searches: by the rule of the peer, where that cannot search by ours."""
+
+    def __call__(
+        self, translator: Translator, peer: Peer, sources: Sequence[list[int]], *, beam_size: int
+    ) -> list[Hypothesis]:
+        """The best translation of each source by our model, under the peer's penalty."""
+        ...
+
+
+def search_as_ours(
+    translator: Translator, peer: Peer, sources: Sequence[list[int]], *, beam_size: int
+) -> list[Hypothesis]:
+    """The best translation of each source by our search, under the peer's penalty."""
+    search = replace(translator.search, beam_size=beam_size)
+    searcher = translator.with_search(search)
+    n_best = searcher.hypotheses(sources, n_best=1, penalty=peer.penalty)
+    return [best for [best] in n_best]
+
+
 def compare(
     translator: Translator,
     peer: Peer,
@@ -134,6 +155,7 @@ def compare(
     *,
     bound: float | None,
     tgt_lang: str | None = None,
+    ours: OurSearch = search_as_ours,
 ) -> Parity:
     """Compare a model in another library with ours, which it was made from.
 
@@ -144,7 +166,7 @@ def compare(
     # Search with both.
     beam_sizes = sorted({1, translator.search.beam_size})
     searches = [
-        _compare_searches(translator, peer, sentences, exact=exact, beam_size=size, tgt_lang=tgt_lang)
+        _compare_searches(translator, peer, sentences, ours, exact=exact, beam_size=size, tgt_lang=tgt_lang)
         for size in beam_sizes
     ]
 
@@ -153,7 +175,7 @@ def compare(
     references = _references(sentences)
     if references is None:
         most = translator.decoder.max_positions - 1  # as forced decoding reads BOS in front of them
-        targets = [best.tokens[:most] for best in _ours(translator, peer, sources, beam_size=1)]
+        targets = [best.tokens[:most] for best in search_as_ours(translator, peer, sources, beam_size=1)]
     else:
         targets = translator.tokenizers.target.encode(references)
     log_probs, mean_log_probs, logits = _compare_forced(exact, peer, sources, targets)
@@ -227,6 +249,7 @@ def _compare_searches(
     translator: Translator,
     peer: Peer,
     sentences: Sequence[Sentence],
+    our_search: OurSearch,
     *,
     exact: Transformer,
     beam_size: int,
@@ -235,7 +258,7 @@ def _compare_searches(
     """Translate with both models."""
     log.info("checking %d sentences with beam %d", len(sentences), beam_size)
     sources = [sentence.pieces for sentence in sentences]
-    ours = _ours(translator, peer, sources, beam_size=beam_size)
+    ours = our_search(translator, peer, sources, beam_size=beam_size)
     theirs = _theirs(translator, peer, sources, beam_size=beam_size)
     our_texts = translator.tokenizers.target.decode([best.tokens for best in ours])
     their_texts = translator.tokenizers.target.decode([best.tokens for best in theirs])
@@ -293,14 +316,6 @@ def _compare_searches(
 def _score(log_probs: Tensor, peer: Peer) -> float:
     """What a beam search ranks by: the log-probability of a translation over the peer's length penalty."""
     return float(log_probs.sum()) / peer.penalty(len(log_probs))
-
-
-def _ours(translator: Translator, peer: Peer, sources: list[list[int]], *, beam_size: int) -> list[Hypothesis]:
-    """The best translation of each source by our search, under the peer's penalty."""
-    search = replace(translator.search, beam_size=beam_size)
-    searcher = translator.with_search(search)
-    n_best = searcher.hypotheses(sources, n_best=1, penalty=peer.penalty)
-    return [best for [best] in n_best]
 
 
 def _theirs(translator: Translator, peer: Peer, sources: list[list[int]], *, beam_size: int) -> list[Hypothesis]:

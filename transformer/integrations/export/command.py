@@ -2,7 +2,7 @@
 
     run -> Original -> ExportFormat.write -> a folder with a temporary name
                        ExportFormat.load  -> a Peer, which runs the exported model
-    Original, Peer and sentences -> parity.compare -> Parity -> the folder gets its name
+    Original, Peer and sentences -> parity.compare -> Parity, and ExportFormat.ask -> Asked -> the folder gets its name
 
 `formats` says what a format is; `ctranslate2`, `argos`, `marian`, `bergamot`, `browser`, `huggingface` and `onnx`
 are the seven of them.
@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,14 +41,24 @@ from transformer.files import (
 )
 from transformer.integrations.engine.parity import TIE, Parity, SearchParity, choose_sentences, compare, mean_length
 from transformer.integrations.engine.peer import exponent_near
-from transformer.integrations.export import argos, bergamot, browser, ctranslate2, huggingface, marian, onnx
+from transformer.integrations.export import (
+    argos,
+    bergamot,
+    browser,
+    ctranslate2,
+    huggingface,
+    marian,
+    marian_engine,
+    onnx,
+)
 from transformer.integrations.export.expressible import check_expressible, check_pieces, check_tags
-from transformer.integrations.export.formats import Original
+from transformer.integrations.export.formats import Asked, Original
 from transformer.integrations.export.job import ExportJob, Target
 from transformer.machine import resolve_threads
 from transformer.plugins import install_command
 from transformer.run_dir import RunDir, is_dev
 from transformer.tools.markdown import plain
+from transformer.tools.program import ProgramError
 
 PARITY = "parity.json"
 README = "README.md"
@@ -60,7 +70,7 @@ RENAMED = "to=marian writes Marian's own files; those of Hugging Face's MarianMT
 FORMATS = {
     Target.ctranslate2: ctranslate2.FORMAT,
     Target.argos: argos.FORMAT,
-    Target.marian: marian.FORMAT,
+    Target.marian: replace(marian.FORMAT, ask=marian_engine.ask),
     Target.bergamot: bergamot.FORMAT,
     Target.browser: browser.FORMAT,
     Target.huggingface: huggingface.FORMAT,
@@ -84,14 +94,16 @@ class Exported:
     megabytes: float
     checked_on: str  # the set of the run, or the file, with the sentences
     parity: Parity
+    engine: Asked = field(default_factory=Asked)  # what to=marian is told by Marian itself
 
 
 def export(job: ExportJob) -> Exported:
     """Write the model of a run for another library, and check what was written.
 
     Raises InputError where the package of that library is missing, where it cannot express the model, where the output
-    is there already, and where there is no model or no sentence to check it with; CheckpointError where the model is
-    damaged; StorageError where the output cannot be written; ParityError where the check fails.
+    is there already, where there is no model or no sentence to check it with, and where the library's own engine fails;
+    CheckpointError where the model is damaged; StorageError where the output cannot be written; ParityError where the
+    check fails.
     """
     # Refuse what can be refused without reading a model.
     export_format = FORMATS[job.to]
@@ -148,10 +160,17 @@ def export(job: ExportJob) -> Exported:
         bound = export_format.bound(translator.model.config) if is_exact else None
         peer = export_format.load(original, folder, threads)
         parity = compare(translator, peer, sentences, bound=bound, tgt_lang=data.tgt_lang)
-        if parity.problems:
-            raise ParityError(
-                f"{output}: not written: it does not compute what the model of {run.path} does: {_why(parity)}"
-            )
+        _refuse_problems(parity, output, run)
+        try:
+            with _disk_errors_named(output):
+                asked = export_format.ask(original, peer, folder, threads)
+        except ProgramError as error:
+            raise InputError(
+                f"{output}: not written: the engine itself fails with it: {error} (where it is not installed, it is "
+                "not asked)"
+            ) from error
+        if asked.parity is not None:
+            _refuse_problems(asked.parity, output, run)
 
         # Say so.
         exported = Exported(
@@ -163,14 +182,17 @@ def export(job: ExportJob) -> Exported:
             megabytes=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6,
             checked_on=checked_on,
             parity=parity,
+            engine=asked,
         )
         write_json(folder / PARITY, to_json(exported))
     return exported
 
 
-def _why(parity: Parity) -> str:
-    """The problems, with the versions of the library in which they show."""
-    return f"{'; '.join(parity.problems)} (with {_versions(parity)})"
+def _refuse_problems(parity: Parity, output: Path, run: RunDir) -> None:
+    """Raise ParityError where there are problems, with the versions of the library in which they show."""
+    if parity.problems:
+        why = f"{'; '.join(parity.problems)} (with {_versions(parity)})"
+        raise ParityError(f"{output}: not written: it does not compute what the model of {run.path} does: {why}")
 
 
 def _versions(parity: Parity) -> str:
@@ -274,12 +296,29 @@ def format_exported(exported: Exported) -> str:
         f"of {exported.run_dir} ({exported.checkpoint}); {README} in it says how to load it",
         f"checked on sentences of {exported.checked_on}:",
     ]
-    return "".join(f"{line}\n" for line in lines) + format_parity(exported.parity)
+    return "".join(f"{line}\n" for line in lines) + format_parity(exported.parity) + format_asked(exported.engine)
+
+
+def format_asked(asked: Asked) -> str:
+    """What an engine itself does with the export, or why it was not asked, in a line."""
+    if asked.parity is None:
+        return f"{asked.why_not}\n" if asked.why_not else ""
+    parity = asked.parity
+    searches = [
+        f"{search.name}: {search.identical} identical"
+        + (f", {search.ties} within {TIE:.0e} in score" if search.ties else "")
+        + (f", {search.others + search.degenerate} others" if search.others + search.degenerate else "")
+        for search in parity.searches
+    ]
+    return (
+        f"the engine itself, {_versions(parity)}, on {parity.sentences} sentences: {'; '.join(searches)}; "
+        f"log-probabilities of {parity.tokens} tokens: at most {parity.log_probs:.1e} apart{_allowed(parity)}\n"
+    )
 
 
 def format_parity(parity: Parity) -> str:
     """The comparison as lines of text."""
-    allowed = "" if parity.bound is None else f" ({parity.bound:.0e} allowed)"
+    allowed = _allowed(parity)
     lines = [
         f"{parity.sentences} sentences, {parity.cut_alike} of them cut into the same pieces; "
         f"{_versions(parity)} in {parity.arithmetic}",
@@ -290,6 +329,10 @@ def format_parity(parity: Parity) -> str:
     for search in parity.searches:
         lines += _format_search(search, parity.sentences)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _allowed(parity: Parity) -> str:
+    return "" if parity.bound is None else f" ({parity.bound:.0e} allowed)"
 
 
 def _format_search(search: SearchParity, sentences: int) -> list[str]:

@@ -1,6 +1,7 @@
 """What the formats have in common: what is exported, how it is written, and how it is run for the check.
 
     Original -> ExportFormat.write -> files -> ExportFormat.load -> Peer -> `parity.compare`
+                                      files -> ExportFormat.ask -> Asked, where the library itself is not that Peer
 
 The modules beside this one that are named as in `job.Target` each have one `ExportFormat`.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from transformer.config.settings import ModelConfig, Quantization, SearchOverride
 from transformer.decoding.translator import Translator
-from transformer.integrations.engine.parity import Sentence
+from transformer.integrations.engine.parity import Parity, Sentence
 from transformer.integrations.engine.peer import Peer
 from transformer.numerics import FLOAT32_BOUND
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER, RunDir
@@ -35,6 +36,14 @@ class Original:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What an engine that need not be installed does with an export; or why it was not asked, for people."""
+
+    parity: Parity | None = None
+    why_not: str | None = None
+
+
+@dataclass(frozen=True)
 class ExportFormat:
     """How a model is written for a library."""
 
@@ -45,6 +54,7 @@ class ExportFormat:
     readme: Callable[[Original], str]  # how people load it
     bound: Callable[[ModelConfig], float] = lambda _: FLOAT32_BOUND  # by which rounding may change a log-probability
     check: Callable[[Original], None] = lambda _: None  # raises InputError for what else the format needs
+    ask: Callable[[Original, Peer, Path, int], Asked] = lambda *_: Asked()  # of so many threads; raises ProgramError
 
 
 def write_tokenizers(original: Original, folder: Path) -> None:

@@ -7,8 +7,8 @@
     write          the weights that `weights.fold` gives -> Marian's names, channels permuted, products transposed
     MarianPeer     the files -> the formulas of `marian_graph` in float64, with our search, for the check
 
-No engine is needed, here or for the check. With Marian 1.12.42 the two have been compared where it can be had:
-tests/integrations/test_marian_engine.py.
+No engine is needed, here or for the check; where Marian is installed, `marian_engine` asks it besides. Exports of all
+shapes have been compared with Marian 1.12.42: tests/integrations/test_marian_engine.py.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,8 @@ LENGTH_FACTOR = 5  # a translation has at most so many times the pieces of its s
 
 README = """# A translation model for Marian
 
-Exported from {origin}. `parity.json` says how closely Marian's formulas, computed in numpy, agree with that model.
+Exported from {origin}. `parity.json` says how closely Marian's formulas, computed in numpy, agree with that model, and
+how closely Marian itself does, if it was installed.
 
 ```sh
 marian-decoder -c {output}/{decoder} < in.txt > out.txt                 # --cpu-threads 4, or --devices 0
@@ -219,18 +220,24 @@ class _State:
 
 
 @dataclass(frozen=True)
-class _Ids:
+class Ids:
     """Our ids and Marian's, of one language."""
 
     ours: Array  # of each of Marian's
     theirs: Array  # of each of ours; what Marian has not is never asked for
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "_Ids":
+    def of(cls, tokenizer: Tokenizer) -> "Ids":
+        """Those of a tokenizer that Marian can have."""
         ours = np.array(order_in_marian(tokenizer))
         theirs = np.full(tokenizer.vocab_size, -1)
         theirs[ours] = np.arange(len(ours))
         return cls(ours, theirs)
+
+    def cut(self, texts: Sequence[str], spm: Path) -> list[list[int]]:
+        """Our ids of texts as the SentencePiece model by itself cuts them."""
+        pieces: list[list[int]] = SentencePieceProcessor(model_file=str(spm)).encode(list(texts))
+        return [self.ours[ids].tolist() if ids else [] for ids in pieces]
 
     def previous(self, tokens: Tensor) -> Array:
         """Decoder inputs as Marian has them: where ours begin with BOS, there is nothing before."""
@@ -251,14 +258,13 @@ class MarianPeer:
     def __init__(self, graph: MarianGraph, original: Original, spm: Path) -> None:
         self._graph = graph
         self._spm = spm
-        self._source, self._target = (_Ids.of(tokenizer) for tokenizer in original.translator.tokenizers.sides)
+        self._source, self._target = (Ids.of(tokenizer) for tokenizer in original.translator.tokenizers.sides)
         self.alpha = original.exponent
         self.versions = {"numpy": np.__version__}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """As the SentencePiece model by itself cuts them."""
-        pieces: list[list[int]] = SentencePieceProcessor(model_file=str(self._spm)).encode(list(texts))
-        return [self._source.ours[ids].tolist() if ids else [] for ids in pieces]
+        return self._source.cut(texts, self._spm)
 
     def penalty(self, length: int) -> float:
         """A power of the length."""
