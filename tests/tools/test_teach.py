@@ -13,9 +13,20 @@ from typing import Any
 
 import pytest
 
-from support.corpora import assert_same_end, in_a_child, read, run, tiny_job, write_corpus
+import transformer
+from support.corpora import (
+    assert_same_end,
+    in_a_child,
+    read,
+    run,
+    run_command,
+    tiny_job,
+    write_corpus,
+    write_directions,
+)
+from support.hub import client_of, model_hub
 from support.tiers import tiers
-from transformer.config.settings import DataConfig, PairConfig
+from transformer.config.settings import DataConfig, ExtraConfig, PairConfig
 from transformer.data.corpus import read_lines
 from transformer.decoding import bulk
 from transformer.decoding.output import Translation
@@ -133,6 +144,158 @@ def test_of_several_translations_the_one_with_the_least_risk_teaches(
     job = job_of(corpus, teacher=f"{command_of('well')} {{candidates}}", candidates=3)
     found = program._translations(job, ["one two", "", "three"])
     assert [translation.text for translation in found] == ["eins zwei", "", "drei"], "two of three agree"
+
+
+# ---- teachers that are several, of several directions, or elsewhere
+
+
+def sources_of(name: str) -> list[str]:
+    return list(read_lines(Path("student.teach") / name))
+
+
+def taught_pairs() -> tuple[list[str], list[tuple[str, str]]]:
+    """The columns' names, and the pairs that were kept, each with the number of its line."""
+    header, *rows = [line.split("\t") for line in read_lines(Path("student.teach/sound.tsv"))]
+    return header, [(row[0], row[1]) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def directions(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return write_directions(tmp_path_factory.mktemp("directions"))
+
+
+@pytest.fixture(scope="module")
+def of_directions(directions: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that has learnt enough to write something, which depends on the tag."""
+    once: dict[str, Any] = {"save_every": 60, "validate_every": 60, "average": 1, "max_tokens": 600}
+    folder = tmp_path_factory.mktemp("of directions")
+    return run(tiny_job(folder / "teacher", directions, max_steps=60, learning_rate=1e-2, **once))
+
+
+def one_way(directions: DataConfig, name: str, tag: str | None) -> DataConfig:
+    """One of the directions alone, as somebody would set it who trains a model of it."""
+    test = directions.test[name]
+    source, target = directions.languages_of(f"test.{name}")
+    pairs = {"en_de": directions.train, "de_en": directions.extra["de_en"], "dev": directions.devs[name], "test": test}
+    plain = {key: PairConfig(src=pair.src, tgt=pair.tgt, tag=tag) for key, pair in pairs.items()}
+    return replace(
+        directions,
+        src_lang=source,
+        tgt_lang=target,
+        train=plain[name],
+        extra={},
+        devs={},
+        dev=plain["dev"],
+        test={"test": plain["test"]},
+    )
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("name", "tag"), [("en_de", "<2de>"), ("de_en", "<2en>")])
+def test_a_teacher_of_several_directions_teaches_one(
+    name: str, tag: str, directions: DataConfig, of_directions: Path
+) -> None:
+    """The teacher reads the tag in front of each source; the files of pairs are without it, under their languages."""
+    teach(job_of(one_way(directions, name, tag), teacher=str(of_directions), baseline=False))
+    whole = transformer.load(of_directions, device="cpu")
+    header, pairs = taught_pairs()
+    assert header[:2] == name.split("_")
+    assert len(pairs) > 20
+    assert [target for _, target in pairs] == whole.translate([f"{tag} {source}" for source, _ in pairs])
+    assert sources_of("tests/test.hyp") == whole.translate([f"{tag} {line}" for line in sources_of("tests/test.src")])
+    taught = read(Path("student/run.json"))["config"]["data"]["extra"]["taught"]
+    assert (taught["src"], taught["tgt"], taught["tag"]) == (*name.split("_"), tag)
+
+
+@pytest.mark.ci
+def test_a_teacher_of_several_directions_teaches_a_student_of_several(
+    directions: DataConfig, of_directions: Path
+) -> None:
+    """The text of data.train is taught, in its direction; each test set is translated in its own."""
+    taught = teach(job_of(directions, teacher=str(of_directions)))
+    whole = transformer.load(of_directions, device="cpu")
+    for name, tag in {"en_de": "<2de>", "de_en": "<2en>"}.items():
+        expected = whole.translate([f"{tag} {line}" for line in sources_of(f"tests/{name}.src")])
+        assert sources_of(f"tests/{name}.hyp") == expected
+    assert taught.comparison is not None
+    assert set(taught.comparison.test_sets) == {"en_de", "de_en"}
+    extra = read(Path("student/run.json"))["config"]["data"]["extra"]
+    assert extra["taught"]["tag"] == "<2de>"
+    assert extra["de_en"]["tag"] == "<2en>"
+
+
+@pytest.mark.ci
+def test_a_model_of_several_directions_scores_backwards(directions: DataConfig, of_directions: Path) -> None:
+    """It is told the direction by its own tag; here, teacher and reverse model are one."""
+    data = one_way(directions, "en_de", "<2de>")
+    teach(job_of(data, teacher=str(of_directions), reverse=str(of_directions), keep=0.5, baseline=False))
+    _, *rows = [line.split("\t") for line in read_lines(Path("student.teach/taught.tsv"))]
+    assert len(rows) > 10
+    whole = transformer.load(of_directions, device="cpu")
+    scored = whole.score([f"<2en> {row[1]}" for row in rows], [row[0] for row in rows])
+    for row, one in zip(rows, scored, strict=True):
+        assert one.log_prob is not None
+        assert float(row[4]) == pytest.approx(one.log_prob / len(one.piece_log_probs or []), abs=2e-4)
+
+
+@pytest.mark.ci
+def test_what_is_taught_has_the_languages_of_its_source(directions: DataConfig, of_directions: Path) -> None:
+    """Where data.train is in other languages than data.src_lang and data.tgt_lang say, as one direction of several."""
+    swapped = replace(
+        directions,
+        train=PairConfig(**{key: getattr(directions.extra["de_en"], key) for key in vars(directions.train)}),
+        extra={"en_de": ExtraConfig(**vars(directions.train))},
+    )
+    teach(job_of(swapped, teacher=str(of_directions), baseline=False))
+    taught = read(Path("student/run.json"))["config"]["data"]["extra"]["taught"]
+    assert (taught["src_lang"], taught["tgt_lang"], taught["tag"]) == ("de", "en", "<2en>")
+    assert (taught["src"], taught["tgt"]) == ("de", "en")
+
+
+@pytest.mark.ci
+def test_an_ensemble_teaches(directions: DataConfig, of_directions: Path, folder: Path) -> None:
+    """The text and the test set have the translations of the two together, not those of either."""
+    other = tiny_job(folder / "other", directions, max_steps=12, learning_rate=1e-2, seed=2)
+    run(replace(other, init_from=str(of_directions)))  # whose tokenizer it has
+    data = one_way(directions, "en_de", "<2de>")
+    teach(job_of(data, teacher=str(of_directions), ensemble=["other"], baseline=False))
+    sources = [f"<2de> {line}" for line in sources_of("tests/test.src")]
+    hypotheses = sources_of("tests/test.hyp")
+    assert hypotheses == transformer.load(of_directions, ensemble=["other"], device="cpu").translate(sources)
+    assert hypotheses != transformer.load(of_directions, device="cpu").translate(sources)
+    assert hypotheses != transformer.load("other", device="cpu").translate(sources)
+    assert len(set(record()["stages"]["teacher"]["made_by"]["weights"])) == 2
+
+
+@pytest.mark.ci
+def test_a_teacher_without_the_tag_that_it_needs_is_refused(directions: DataConfig, of_directions: Path) -> None:
+    """In a line that names the key."""
+    with pytest.raises(InputError, match=r"it has learnt <2de>, <2en>: .*data\.train\.tag") as refused:
+        teach(job_of(one_way(directions, "en_de", None), teacher=str(of_directions), baseline=False))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.ci
+def test_a_run_on_the_hub_teaches(
+    directions: DataConfig,
+    of_directions: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As the run itself does; it is fetched once."""
+    data = one_way(directions, "en_de", "<2de>")
+    with model_hub() as hub:
+        client_of(hub, monkeypatch, folder / "home", token=None)
+        commit = hub.put("theirs/en-de", of_directions)
+        job = job_of(data, teacher="hf:theirs/en-de", baseline=False)
+        run_command("teach", job)
+        assert f"{commit}: " in capsys.readouterr().out
+        asked = len(hub.asked)
+        run_command("teach", job)
+        assert not [path for path in hub.asked[asked:] if "/resolve/" in path], "what is there is not fetched again"
+    sources = [f"<2de> {line}" for line in sources_of("tests/test.src")]
+    assert sources_of("tests/test.hyp") == transformer.load(of_directions, device="cpu").translate(sources)
 
 
 # ---- kills

@@ -26,7 +26,7 @@ from typing import Any
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import ScoreJob, TrainJob, TranslateJob, checked
 from transformer.config.primitives import to_json
-from transformer.config.settings import ExtraConfig, LineFormat, PairConfig, Rerank, SearchOverride
+from transformer.config.settings import DataConfig, ExtraConfig, LineFormat, PairConfig, Rerank, SearchOverride
 from transformer.data.source import resolve_source
 from transformer.data.training_text import check_texts, store_dir_of
 from transformer.decoding.provenance import differences, read_settings
@@ -180,6 +180,7 @@ class _Work:
             run_dir=job.reverse,
             src=str(sides[1]),
             tgt=str(sides[0]),
+            tag=_tag_between(job.reverse, tuple(reversed(job.data.languages_of("train")))),
             output=str(scores),
             format=LineFormat.tsv,
             device=job.train.device,
@@ -212,12 +213,14 @@ class _Work:
         alone.data = replace(alone.data, store_dir=str(self.store))
         with self.taught.open(encoding="utf-8") as file:
             source, target, *_ = file.readline().rstrip("\n").split("\t")
-        taught = ExtraConfig(src=source, tgt=target, dataset=str(self.taught), tag=alone.data.train.tag)
+        text = alone.data.train
+        about: dict[str, Any] = {"tag": text.tag, "src_lang": text.src_lang, "tgt_lang": text.tgt_lang}
+        taught = ExtraConfig(src=source, tgt=target, dataset=str(self.taught), **about)
         if _has_text(alone.data.train):
             taught.weight = self.job.weight
             data = replace(alone.data, extra={**alone.data.extra, TAUGHT: taught})
         else:
-            own = PairConfig(src=source, tgt=target, dataset=str(self.taught), tag=taught.tag)
+            own = PairConfig(src=source, tgt=target, dataset=str(self.taught), **about)
             data = replace(alone.data, train=own)
         students = {"student": replace(alone, data=data)}
         if self.job.baseline:
@@ -241,7 +244,7 @@ class _Work:
         """Have the teacher translate a file: to pairs where it is to `keep` some, else line for line."""
         job = self.job
         if job.is_program:
-            columns = job.data.src_lang, job.data.tgt_lang
+            columns = job.data.languages_of("train")
             if columns[0] == columns[1]:
                 columns = "source", "target"
             pairs = None if keep is None else Pairs(1.0, LineFormat.tsv, columns)
@@ -336,6 +339,14 @@ def _file_as_json(path: Path) -> dict[str, Any]:
 def _made_by(output: Path) -> Any:
     """By which settings an output was made, and what was counted: as the bulk translation keeps it."""
     return json.loads(output.with_name(f".{output.name}.json").read_text(encoding="utf-8"))
+
+
+def _tag_between(run_dir: str, languages: tuple[str, ...]) -> str | None:
+    """What a run of several directions reads in front of a source in this one; None where it needs no tag."""
+    data = find_checkpoint(Path(run_dir), "auto").settings("data", DataConfig)
+    sets = {"train": data.train, **{f"extra.{name}": pair for name, pair in data.extra.items()}}
+    tags = [pair.tag for name, pair in sets.items() if data.languages_of(name) == languages]
+    return next((tag for tag in tags if tag in data.required_tags()), None)
 
 
 def _run_as_json(student: TrainJob) -> dict[str, Any]:
