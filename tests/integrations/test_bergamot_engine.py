@@ -36,7 +36,7 @@ def test_bergamot_translates_as_the_run_does(
 ) -> None:
     """Greedily, the demo's dev set: int8, to which Bergamot rounds float32, too, changes some, and BLEU by little.
 
-    Of a model as unsure as one of 800 steps it changes a third; of a sound one an eighth (results/last-mile.md).
+    Of a model as unsure as one of 800 steps it changes a third; of a sound one a tenth (results/last-mile.md).
     """
     models: Any = load_script("benchmark/marian_engine")
     script: Any = load_script("benchmark/last_mile")
