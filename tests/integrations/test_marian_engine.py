@@ -66,6 +66,50 @@ TRAINING = (
 )
 
 
+def test_marian_trains_on_a_list_of_pieces_that_is_imported_as_it_is(engine: str, script: Any, tmp_path: Path) -> None:
+    """As OPUS-MT's models are made: text cut by a SentencePiece model for each side, and `vocab.yml` by Marian."""
+    import sentencepiece
+
+    odd = ["\"no\" & 'yes' \\ # : * ! % @ ` | > { } [ ] , ? - ~ = null"] * 40
+    for language, name in (("en", "source"), ("de", "target")):
+        lines = (ROOT / "data" / "demo" / f"train.{language}").read_text("utf-8").split("\n")
+        prefix = tmp_path / name
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([*odd, *lines[:2000]]),
+            model_prefix=str(prefix),
+            vocab_size=220,
+            character_coverage=1.0,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        prefix.with_suffix(".model").rename(prefix.with_suffix(".spm"))
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(prefix.with_suffix(".spm")))
+        for part, texts in {"in": [*odd, *lines[:2000]], "dev": lines[2000:2100]}.items():
+            cut = [" ".join(processor.encode(text, out_type=str)) for text in texts]
+            (tmp_path / f"{part}.{language}").write_text("".join(f"{line}\n" for line in cut), encoding="utf-8")
+            (tmp_path / f"{part}.text.{language}").write_text("".join(f"{line}\n" for line in texts), encoding="utf-8")
+    train = "import sys, pymarian; pymarian.Trainer(sys.argv[1]).train()"
+    training = TRAINING.replace("vocab.spm vocab.spm --dim-vocabs 300 300", "vocab.yml vocab.yml --tied-embeddings-all")
+    command = [engine, "-c", train, f"{training} --task transformer-base"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+
+    languages = ("data.src_lang=en", "data.tgt_lang=de")
+    script._transformer("import", f"from={tmp_path / 'model.npz'}", f"run_dir={tmp_path / 'run'}", *languages)
+    model = ("-m", str(tmp_path / "model.npz"), "-v", *[str(tmp_path / "vocab.yml")] * 2)
+    sources, targets = (str(tmp_path / f"dev.{language}") for language in ("en", "de"))
+    texts, references = (
+        (tmp_path / f"dev.text.{language}").read_text("utf-8").split("\n")[:-1] for language in ("en", "de")
+    )
+    scored = script._marian(engine, "score", *model, "-t", sources, targets, "--cpu-threads", "1", "--quiet")
+    ours = transformer.load(tmp_path / "run", precision="fp64", device="cpu").score(texts, references)
+    assert max(abs((one.log_prob or 0.0) - float(line)) for one, line in zip(ours, scored, strict=True)) < 0.01
+    greedy = ("--beam-size", "1", "--normalize", "0", "--allow-unk", "--max-length-factor", "5")
+    cut = script._marian(engine, "decode", *model, *greedy, "-i", sources, "--cpu-threads", "1", "--quiet")
+    theirs = [line.replace(" ", "").replace("\u2581", " ").strip() for line in cut]
+    found = transformer.load(tmp_path / "run", precision="fp32", device="cpu", beam_size=1).translate(texts)
+    assert sum(a == b for a, b in zip(found, theirs, strict=True)) >= 95
+
+
 @pytest.mark.parametrize("task", ["transformer-base", "transformer-base-prenorm"])
 def test_marian_trains_a_model_that_is_imported_as_it_is(task: str, engine: str, script: Any, tmp_path: Path) -> None:
     """It translates and scores here as there; pre-norm, where Marian's decoder differs from its scorer, it scores."""

@@ -32,7 +32,7 @@ from transformer.integrations.export.command import export
 from transformer.integrations.export.job import ExportJob, Target
 from transformer.integrations.imports.command import import_run
 from transformer.integrations.imports.job import ImportJob, Languages
-from transformer.integrations.published.marian_form import SETTINGS, order_of, read_settings
+from transformer.integrations.published.marian_form import SETTINGS, order_of, read_ids, read_settings
 from transformer.model.transformer import parameters_by_name
 from transformer.vocabulary import BOS, PAD
 
@@ -331,9 +331,13 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bomb": (with_member("x.npy", bytes(1 << 22), zipfile.ZIP_DEFLATED), "its arrays are compressed"),
     "no archive": (with_text("model.npz", "none"), "model.npz: not an .npz file"),
     "no pieces": (with_text("80.spm", "none"), "80.spm: not a SentencePiece model"),
-    "a list of pieces": (
-        lambda folder: (folder / "model.npz.yml").write_text("vocabs:\n- vocab.yml\n"),
-        "vocab.yml: not a Sent",
+    "a list of pieces without SentencePiece models": (
+        with_text("decoder.yml", "vocabs:\n- vocab.yml\n- vocab.yml\n"),
+        "source.spm: cannot be read (No such file",
+    ),
+    "two lists of pieces": (
+        with_text("decoder.yml", "vocabs:\n- vocab.en.yml\n- vocab.de.yml\n"),
+        "vocab.de.yml: a list of pieces for each language",
     ),
     "a bomb of YAML": (with_text("decoder.yml", BOMB), "decoder.yml: not a Marian settings file: line 1"),
     "YAML without end": (with_text("decoder.yml", "x" * (1 << 21)), "decoder.yml: cannot be read (larger than 1048576"),
@@ -375,8 +379,6 @@ def test_import_refuses_a_model_file_in_a_line(case: str, published: Files, tmp_
     change, words = REFUSED[case]
     model, _ = published("shared")
     (model.parent / "decoder.yml").write_text("vocabs:\n  - 80.spm\n  - 80.spm\n", encoding="utf-8")
-    if case == "a list of pieces":
-        (model.parent / "decoder.yml").unlink()
     change(model.parent)
     with pytest.raises(InputError) as refused:
         import_run(ImportJob(from_=str(model), run_dir=str(tmp_path / "run"), data=EN_DE))
@@ -405,6 +407,123 @@ def test_import_asks_for_the_languages_of_a_model_file(published: Files, tmp_pat
     model, vocabularies = published("shared")
     with pytest.raises(InputError, match=r"data\.src_lang is not set"):
         import_run(ImportJob(from_=str(model), run_dir=str(tmp_path / "run"), vocabularies=vocabularies))
+
+
+# ---- a list of pieces, as OPUS-MT has it ----------------------------------------------------------------------------
+
+
+def as_in_opus(published: Files) -> Path:
+    """The model `shared` under other ids, which `vocab.yml` gives.
+
+    There is one SentencePiece model for each side, and neither has these ids.
+    """
+    model, [vocabulary] = published("shared")
+    processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary)
+    order = np.random.default_rng(1).permutation(len(processor)).tolist()
+    arrays = arrays_of(model)
+    arrays["Wemb"] = arrays["Wemb"][order]
+    arrays["decoder_ff_logit_out_b"] = arrays["decoder_ff_logit_out_b"][:, order]
+    np.savez(model, **arrays)
+    lines = [f"{json.dumps(processor.id_to_piece(old), ensure_ascii=False)}: {new}" for new, old in enumerate(order)]
+    (model.parent / "vocab.yml").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (model.parent / "decoder.yml").write_text("vocabs:\n  - vocab.yml\n  - vocab.yml\n", encoding="utf-8")
+    shutil.move(vocabulary, model.parent / "source.spm")
+    (model.parent / "target.spm").write_bytes(trained_spm(74))
+    return model
+
+
+def test_import_of_a_list_of_pieces_scores_as_marian_does(published: Files, tmp_path: Path) -> None:
+    """Marian's scores of a model are those of the same model under other ids; each side is cut by its own model."""
+    model = as_in_opus(published)
+    translator = imported(model, tmp_path / "run")
+    pieces = translator.tokenizers.target.pieces()
+    assert translator.tokenizers.source.pieces() == pieces
+    source = sentencepiece.SentencePieceProcessor(model_file=str(model.parent / "source.spm"))
+    ids = [pieces.index(source.id_to_piece(index)) for index in range(len(source))]
+    for one in SCORES["shared"]:
+        source_ids, target_ids = ([ids[index] for index in one[key]] for key in ("source", "target"))
+        [found] = translator.decoder.log_probs([(source_ids, target_ids)])
+        np.testing.assert_allclose(found, one["scores"], rtol=0, atol=1e-4)
+
+    target = sentencepiece.SentencePieceProcessor(model_file=str(model.parent / "target.spm"))
+    text = "the old lamp is red"
+    for tokenizer, processor in zip(translator.tokenizers.sides, (source, target), strict=True):
+        assert [pieces[index] for [*each] in tokenizer.encode([text]) for index in each] == processor.encode(
+            text, out_type=str
+        )
+    named = [str(model.parent / name) for name in ("vocab.yml", "target.spm", "source.spm")]
+    swapped = imported(model, tmp_path / "swapped", vocabularies=named)
+    assert swapped.tokenizers.source.encode([text]) == translator.tokenizers.target.encode([text])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace(": 7\n", ": x\n"), "is no piece with its id"),
+        (lambda text: text.replace(": 7\n", ": 8\n"), "its ids are not 0 to the last, each once"),
+        (lambda text: f"{text}new: 80\n", "it has 81 pieces, and the model 80 and 80"),
+        (lambda text: text.replace("</s>", "</t>"), "it has no </s> or no <unk>"),
+        (lambda text: "&a " + text, "line 1 is no piece with its id"),
+        (lambda text: "{a: 1}", "line 1 is no piece with its id"),
+        (lambda text: "x" * ((1 << 24) + 1), "larger than 16777216"),
+    ],
+)
+def test_import_refuses_a_list_of_pieces_in_a_line(
+    change: Callable[[str], str], words: str, published: Files, tmp_path: Path
+) -> None:
+    model = as_in_opus(published)
+    path = model.parent / "vocab.yml"
+    path.write_text(change(path.read_text("utf-8")), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        imported(model, tmp_path / "run")
+    message = str(refused.value)
+    assert words in message
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    assert not (tmp_path / "run").exists()
+
+
+OF_MARIAN = r"""</s>: 0
+<unk>: 1
+▁: 2
+",": 3
+"?": 4
+"'": 5
+":": 6
+"\"": 7
+"-": 8
+"#": 9
+"&": 10
+\: 11
+"]": 12
+"~": 13
+日: 14
+😀: 15
+▁is-it: 16
+x'y"z: 17
+"\x41\u00e9\U0001F600\\\t": 18
+'it''s': 19
+"""
+
+
+def test_read_ids_reads_what_marian_writes() -> None:
+    """Lines that Marian 1.12.42 wrote, and others that YAML has: PyYAML is the judge."""
+    expected = {piece: int(index) for piece, index in yaml.load(OF_MARIAN, yaml.BaseLoader).items()}
+    assert read_ids(OF_MARIAN) == expected
+    for bad in (
+        "a: 0\na: 1",
+        '"\\q": 0',
+        '"\\ud800": 0',
+        "a #b: 0",
+        "a: b: 0",
+        "? a\n: 0",
+        "a: 0 # x",
+        "- a: 0",
+        "  a: 0",
+        "a:0",
+    ):
+        with pytest.raises(ValueError, match=r"^line \d"):
+            read_ids(bad)
 
 
 def test_read_settings_reads_what_marian_writes() -> None:

@@ -25,7 +25,8 @@ class ImportJob(Job):
     )
     vocabularies: list[str] | None = option(
         None,
-        "the SentencePiece model of a model.npz, or those of source and target (null: as the settings beside it say)",
+        "the SentencePiece model of a model.npz, or those of source and target, or a vocab.yml beside source.spm and "
+        "target.spm (null: as the settings beside it say)",
     )
     run_dir: str = option("runs/imported", "the run directory to make")
     data: Languages = field(default_factory=Languages)

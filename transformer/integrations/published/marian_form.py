@@ -205,6 +205,52 @@ def read_array(array: Array) -> dict[str, Value]:
         raise ValueError("it is not UTF-8") from None
 
 
+_ENTRY = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|([^"'&*!|>%@`{}\[\],#?].*)):[ ]+([0-9]{1,9})""")
+_ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)")
+_ESCAPED = {'"': '"', "\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
+
+
+def read_ids(text: str) -> dict[str, int]:
+    """The pieces of a `vocab.yml` and their ids, which are 0 to the last: a line each, as Marian writes them.
+
+    As `read_settings`, this is the little of YAML that such files have. Raises ValueError for anything else.
+    """
+    ids: dict[str, int] = {}
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        match = _ENTRY.fullmatch(line)
+        if match is None or not _is_plain(match[3] or ""):
+            raise ValueError(f"line {number} is no piece with its id: {line!a:.60}")
+        double, single, plain, index = match.groups()
+        if double is not None:
+            piece = _unescaped(double, number)
+        else:
+            piece = plain if single is None else single.replace("''", "'")
+        if piece in ids:
+            raise ValueError(f"line {number}: {piece!a:.60} is there twice")
+        ids[piece] = int(index)
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError("its ids are not 0 to the last, each once")
+    return ids
+
+
+def _is_plain(text: str) -> bool:
+    """Whether YAML would make no more of it than this text."""
+    return text == text.strip() and not text.startswith("- ") and " #" not in text and ": " not in text
+
+
+def _unescaped(text: str, number: int) -> str:
+    """What stands between double quotes. Raises ValueError."""
+
+    def character(found: re.Match[str]) -> str:
+        escape = found[1]
+        code = int(escape[1:], 16) if len(escape) > 1 else ord(_ESCAPED.get(escape, "\ud800"))
+        if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+            raise ValueError(f"line {number}: \\{escape} is no character")
+        return chr(code)
+
+    return _ESCAPE.sub(character, text)
+
+
 # ---- ids ------------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
     model.npz           arrays under Marian's names, and among them its settings -> weights, ModelConfig
     *.spm               one SentencePiece model for both sides, or one each      -> Tokenizers
+    *.vocab.yml         the ids of all pieces, where these are not those of the SentencePiece model, as in OPUS-MT
     model.npz.decoder.yml, decoder.yml or model.npz.yml, beside it               -> the names of these, SearchConfig
 
 Nothing is executed, and settings that our model does not support are refused by name. The names of weights and settings
@@ -53,6 +54,7 @@ from transformer.integrations.published.marian_form import (
     is_idle,
     place_in_marian,
     read_array,
+    read_ids,
     read_settings,
 )
 from transformer.integrations.published.names import original_channels
@@ -60,6 +62,7 @@ from transformer.model.transformer import Transformer
 from transformer.vocabulary import BOS, EOS, NEVER, NO_PROBABILITY, PAD, UNK
 
 LARGEST_YAML = 1 << 20  # bytes
+LARGEST_LIST = 1 << 24  # bytes
 MOST_ARRAYS = 1 << 14
 PRE_NORM_VERSION = "v1.12"  # whose training has been compared with ours
 
@@ -78,12 +81,13 @@ class MarianFiles:
     model: Path
     vocabularies: tuple[Path, Path]  # of source and target, which may be the same
     config: Path | None  # what names them beside the model, and says how to search
+    ids: Path | None = None  # of the pieces of both, where they are not those of the SentencePiece models
 
     @property
     def paths(self) -> list[Path]:
         """Each once."""
-        config = [] if self.config is None else [self.config]
-        return list(dict.fromkeys([self.model, *self.vocabularies, *config]))
+        others = [path for path in (self.ids, self.config) if path is not None]
+        return list(dict.fromkeys([self.model, *self.vocabularies, *others]))
 
 
 def is_npz(source: str) -> bool:
@@ -108,16 +112,31 @@ def find_files(model: Path, vocabularies: Sequence[str] | None) -> MarianFiles:
             raise InputError(f"{config}: it names no vocabs: set vocabularies=[source.spm,target.spm]")
         # By the last part of its name: what lies beside the model is its vocabulary, wherever it was trained.
         vocabularies = [str(model.parent / os.path.basename(name)) for name in named]
+    ids, vocabularies = _apart(vocabularies)
     if not 1 <= len(vocabularies) <= 2:
         raise InputError(f"{model}: {len(vocabularies)} vocabularies: name one, or one for each language")
     source, target = vocabularies[0], vocabularies[-1]
     for name in (source, target):
         if not name.endswith(".spm"):
             raise InputError(
-                f"{name}: not a SentencePiece model (.spm), the only kind of vocabulary read here; for OPUS-MT's "
-                "models, which have vocab.yml, use the transformers form: docs/models.md"
+                f"{name}: not a SentencePiece model (.spm), nor a list of pieces (.yml) with source.spm and "
+                "target.spm beside it: the vocabularies that are read here (docs/models.md)"
             )
-    return MarianFiles(model, (Path(source), Path(target)), config)
+    return MarianFiles(model, (Path(source), Path(target)), config, ids)
+
+
+def _apart(vocabularies: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
+    """The one list of pieces among the vocabularies, if there is one, and the SentencePiece models of the sides.
+
+    These are `source.spm` and `target.spm` beside the list, as in OPUS-MT's models, unless they are named, too.
+    """
+    lists = [Path(name) for name in dict.fromkeys(vocabularies) if name.endswith((".yml", ".yaml"))]
+    if not lists:
+        return None, vocabularies
+    if len(lists) > 1:
+        raise InputError(f"{lists[1]}: a list of pieces for each language: one for both, as in OPUS-MT, is read here")
+    named = [name for name in vocabularies if Path(name) not in lists]
+    return lists[0], named or [str(lists[0].with_name(name)) for name in ("source.spm", "target.spm")]
 
 
 def _read_yaml(path: Path) -> dict[str, Value]:
@@ -407,11 +426,34 @@ def _read_sides(files: MarianFiles, stored: _Stored) -> tuple[_Side, _Side]:
     """The source's and the target's; the same, where there is one."""
     sizes = stored.vocab_sizes()
     contents = [read_model(path) for path in files.vocabularies]
+    if files.ids is not None:
+        vocabulary = _read_list(files.ids, sizes)
+        sides = (tokenizer_of(path, one, vocabulary) for path, one in zip(files.vocabularies, contents, strict=True))
+        source, target = (_Side(tokenizer, vocabulary) for tokenizer in sides)
+        return source, source if contents[0] == contents[1] else target
     matrix = stored.tensors.get(SHARED_MATRIX, stored.tensors.get(TARGET_MATRIX))
     target = _read_side(files.vocabularies[1], contents[1], sizes[1], _have_no_chance(stored, matrix))
     if contents[0] == contents[1]:
         return target, target
     return _read_side(files.vocabularies[0], contents[0], sizes[0], _SPECIAL_OF_OURS), target
+
+
+def _read_list(path: Path, sizes: tuple[int, int]) -> Vocabulary:
+    """The pieces of both sides in the order of our ids. Raises InputError."""
+    try:
+        with open_regular(path, limit=LARGEST_LIST) as file:
+            ids = read_ids(file.read().decode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not a list of pieces as Marian writes it: {error}") from error
+    if "</s>" not in ids or "<unk>" not in ids:
+        raise InputError(f"{path}: it has no </s> or no <unk>, which Marian's lists have")
+    if sizes != (len(ids), len(ids)):
+        raise InputError(
+            f"{path}: it has {len(ids)} pieces, and the model {sizes[0]} and {sizes[1]}: name the model's own list"
+        )
+    return ordered(ids, special=[None, ids["<unk>"], None, ids["</s>"]])
 
 
 _SPECIAL_OF_OURS = (PAD, BOS)
