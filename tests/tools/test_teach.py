@@ -44,9 +44,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     return replace(data, test={"test": data.test["test"]})
 
 
+# Enough for a teacher to write something.
+LEARNT: dict[str, Any] = {
+    **{"max_steps": 60, "learning_rate": 1e-2, "max_tokens": 600},
+    **{"save_every": 60, "validate_every": 60, "average": 1},
+}
+
+
 @pytest.fixture(scope="module")
 def teacher(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tiny_job(tmp_path_factory.mktemp("teacher") / "teacher", corpus))
+    return run(tiny_job(tmp_path_factory.mktemp("teacher") / "teacher", corpus, **LEARNT))
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +85,7 @@ lines = [" ".join(NAMES.get(word, word) for word in line.split()) for line in op
 if fault == "hangs": time.sleep(1000)
 if fault == "dies": sys.exit("no memory")
 if fault == "loses": lines.pop()
+if fault == "blank": lines = [""] * len(lines)
 text = "".join(f"{'x' if count > 1 and n == 0 else line}\\n" for line in lines for n in range(count)).encode()
 if fault == "latin1": text = text.decode().encode("latin-1")
 if fault != "silent": open(out, "wb").write(text)
@@ -100,6 +108,7 @@ def test_a_run_teaches_a_student_of_another_shape(corpus: DataConfig, teacher: P
     assert header == ["en", "de", "mean_log_prob", "line"]
     sources = list(read_lines(Path(str(corpus.train.src))))
     assert list(read_lines(Path("student.teach/source.txt"))) == sources
+    assert pairs
     assert all(sources[int(line) - 1] == source for source, _, _, line in pairs)
     assert taught.comparison is not None
     assert taught.comparison.systems == ["student.teach/untaught", "student", "published"]
@@ -167,9 +176,7 @@ def directions(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 @pytest.fixture(scope="module")
 def of_directions(directions: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One that has learnt enough to write something, which depends on the tag."""
-    once: dict[str, Any] = {"save_every": 60, "validate_every": 60, "average": 1, "max_tokens": 600}
-    folder = tmp_path_factory.mktemp("of directions")
-    return run(tiny_job(folder / "teacher", directions, max_steps=60, learning_rate=1e-2, **once))
+    return run(tiny_job(tmp_path_factory.mktemp("of directions") / "teacher", directions, **LEARNT))
 
 
 def one_way(directions: DataConfig, name: str, tag: str | None) -> DataConfig:
@@ -407,6 +414,14 @@ def test_a_program_that_fails_costs_a_line_and_nothing_that_is_done(
     with pytest.raises(pytest.fail.Exception, match="nothing is trained"):
         teach(job)
     assert asked == [70, 70, 70, 60, 12], "the first block was kept"
+
+
+def test_a_teacher_of_no_sound_pair_ends_before_a_training(
+    corpus: DataConfig, command_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "train", lambda _: pytest.fail("nothing is trained"))
+    with pytest.raises(InputError, match=r"sound\.tsv: no pair is left of what .* blank translated: look at that$"):
+        teach(job_of(corpus, teacher=command_of("blank")))
 
 
 @pytest.mark.parametrize(

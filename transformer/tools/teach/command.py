@@ -80,6 +80,7 @@ def teach(job: TeachJob) -> Taught:
     work.begin()
     work.translate()
     work.choose()
+    work.check_taught()
     work.translate_tests()
     for name, student in work.students().items():
         log.info("teach: training %s", student.run_dir)
@@ -194,6 +195,12 @@ class _Work:
         self.add("reverse", {**_file_as_json(scores), "made_by": _made_by(scores), "least": least})
         self.add(TAUGHT, _file_as_json(self.taught))
         log.info("teach: kept %s of %s pairs", f"{self.record['stages'][TAUGHT]['lines'] - 1:,}", f"{means.total():,}")
+
+    def check_taught(self) -> None:
+        """Raise InputError where nothing is left to teach."""
+        stages = self.record["stages"]
+        if stages.get(TAUGHT, stages["teacher"])["lines"] < 2:  # the first has the columns' names
+            raise InputError(f"{self.taught}: no pair is left of what {self.job.teacher} translated: look at that")
 
     def translate_tests(self) -> None:
         """Have the teacher translate the test sets."""
