@@ -1077,6 +1077,27 @@ FOUND = (
         "raise",
         "core/commands/test_bulk.py::test_translate_names_the_output_that_does_not_fit_on_the_disk",
     ),
+    Mutant(
+        "a teacher of no sound pair is followed by a training",
+        "tools/teach/command.py",
+        '["lines"] < 2:',
+        '["lines"] < 1:',
+        "tools/test_teach.py::test_a_teacher_of_no_sound_pair_ends_before_a_training",
+    ),
+    Mutant(
+        "rows of a data set that are not UTF-8 are a bug",
+        "data/table.py",
+        "        except UnicodeDecodeError as error:",
+        "        except LookupError as error:",
+        "core/unit/test_source.py::test_a_data_set_whose_rows_are_not_utf_8_is_refused",
+    ),
+    Mutant(
+        "Marian's own translations are not compared",
+        "integrations/export/command.py",
+        "            _refuse_problems(asked.parity, output, run)",
+        "            pass",
+        "integrations/test_marian_asked.py::test_export_to_marian_is_refused_where_marian_computes_something_else",
+    ),
 )
 
 MUTANTS = (*REPORTED, *SURVIVORS, *FOUND)
