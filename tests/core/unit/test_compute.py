@@ -107,10 +107,17 @@ def test_gpu_obstacle_is_another_build_or_another_make(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("version", "is_tried"),
-    [("2.11.0+cu130", True), ("2.14.1", True), ("2.15.0+cu132", False), ("2.15.0a0+git12", False), ("3.0.0", False)],
+    [
+        ("2.11.0+cu130", True),
+        ("2.14.1", True),
+        ("2.15.0+cu132", True),
+        ("2.16.0+cu132", False),
+        ("2.16.0a0+git12", False),
+        ("3.0.0", False),
+    ],
 )
 def test_untried_torch_is_one_that_is_newer(version: str, is_tried: bool) -> None:
-    said = f"torch {version} is newer than 2.14, the newest that this package was tried with"
+    said = f"torch {version} is newer than 2.15, the newest that this package was tried with"
     assert untried_torch(version) == (None if is_tried else said)
 
 
