@@ -150,7 +150,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("fault", "at"), FAULTS)
+KEPT = {("dies", "decode"), ("loses", "score")}  # by the plain suite
+
+
+@pytest.mark.parametrize(
+    ("fault", "at"), [pytest.param(*fault, marks=[] if fault in KEPT else pytest.mark.ci) for fault in FAULTS]
+)
 def test_export_to_marian_is_refused_in_a_line_where_marian_fails(
     fault: str, at: str, stand_in: StandIn, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,13 +288,16 @@ def test_translate_refuses_an_output_that_was_edited_and_a_record_that_is_none(r
 
 
 def test_translate_keeps_nothing_of_an_input_that_changes(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = []
+
     def change(*_: Any, **__: Any) -> str:
-        Path("in").write_bytes(TEXT + b" .")
+        blocks.append(Path("in").write_bytes(TEXT + b" ."))
         return ""
 
     monkeypatch.setattr(translate_stream, "format_translations", change)
     with pytest.raises(InputError, match="in: it changed while being read"):
         in_bulk(file_job(run_dir))
+    assert len(blocks) == 1, "seen at once, not after all the work"
     assert sorted(os.listdir(".out.work")) == ["claims", "settings.json"]
 
 
