@@ -91,6 +91,7 @@ def overlaps(folder: Path, name: str) -> list[float]:
     return [len(one & other) / max(1, len(other)) for one, other in words]
 
 
+@pytest.mark.ci
 def test_evaluate_asks_a_judge_of_another_environment(
     runs: Path, own_python: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def test_evaluate_asks_a_judge_of_another_environment(
     assert found["test"]["judges"]["overlap"]["system"] > 0.5
 
 
+@pytest.mark.ci
 def test_evaluate_shows_judges_to_people_and_keeps_what_is_about_the_run_s_own_text(
     runs: Path, command: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +205,7 @@ def test_nothing_that_a_run_keeps_of_a_judge_is_run(
     assert not list(runs.rglob("pwned"))
 
 
+@pytest.mark.ci
 def test_compare_tests_what_a_judge_said(runs: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         printed(capsys, "evaluate", f"run_dir={name}", f"scorer.overlap={command}")

@@ -109,6 +109,7 @@ def test_check_decodes_the_test_set_once_and_of_a_valid_attempt_alone(
     assert [seed for name, seed in decoded if name == "test_2016_flickr"] == ["1", "2", "3"]
 
 
+@pytest.mark.ci
 def test_each_seed_needs_the_score(
     attempt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def test_each_seed_needs_the_score(
     ]
 
 
+@pytest.mark.ci
 def test_other_text_is_seen(attempt: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     files = {**speedrun.FILES, "train": tuple(reversed(speedrun.FILES["train"]))}
     monkeypatch.setattr(speedrun, "FILES", files)
@@ -127,6 +129,7 @@ def test_other_text_is_seen(attempt: Path, capsys: pytest.CaptureFixture[str], m
     ]
 
 
+@pytest.mark.ci
 def test_what_came_from_elsewhere_is_seen(attempt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in speedrun.SEEDS:
         file = attempt / str(seed) / "run.json"
@@ -141,6 +144,7 @@ def test_what_came_from_elsewhere_is_seen(attempt: Path, capsys: pytest.CaptureF
     ]
 
 
+@pytest.mark.ci
 def test_a_seed_twice_other_settings_and_a_second_start_are_seen(
     attempt: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +175,7 @@ def test_a_folder_without_an_attempt_is_refused(tmp_path: Path, capsys: pytest.C
     assert "attempt.json: cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seconds", [0.01, 1e6])
 def test_a_time_that_the_log_does_not_fit_is_seen(
     seconds: float, attempt: Path, capsys: pytest.CaptureFixture[str]

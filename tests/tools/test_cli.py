@@ -974,6 +974,7 @@ def test_multirun_over_run_dirs_keeps_them() -> None:
     assert [job.run_dir for job in jobs] == [f"{path}/train.seed-{seed}" for path in ("x", "y/z") for seed in (1, 2)]
 
 
+@pytest.mark.ci
 def test_multirun_names_a_run_after_what_the_sweep_changes() -> None:
     """Nothing else, however it is written: another `train.max_steps` is for the same run to go on."""
     jobs = enter(
@@ -1369,6 +1370,7 @@ def test_main_says_in_one_line_that_standard_output_is_closed(tmp_path: Path, co
     assert not list(tmp_path.glob("runs"))
 
 
+@pytest.mark.ci
 def test_translate_minds_a_closed_standard_input(tmp_path: Path) -> None:
     status, out, err = through_shell("translate <&-", cwd=tmp_path)
     assert (status, out) == (2, "")

@@ -337,6 +337,7 @@ def test_doctor_finds_known_sources_beside_more_targets_that_are_short(tmp_path:
     assert found["overlap of a side in train with dev"] == "20.0 % of the other sources of dev are in it, 60 in all"
 
 
+@pytest.mark.ci
 @needs_corpora
 def test_doctor_takes_a_vocabulary_of_characters_as_it_is(tmp_path: Path) -> None:
     job = job_of(Corpus.of(SLICE).write(tmp_path / "corpus"), tmp_path / "a", vocab_size=120, text_only=False)

@@ -302,6 +302,7 @@ def test_report_keeps_the_names_of_rows_where_a_table_scrolls(browser: Browser, 
     assert browser.evaluate(place) == [100, 0]
 
 
+@pytest.mark.ci
 def test_report_has_no_shadow_beside_a_table_that_fits(browser: Browser, runs: Path) -> None:
     """Nor on a screen with finer pixels, within one of which a table may end."""
     image = pytest.importorskip("PIL.Image")

@@ -354,12 +354,8 @@ def whole(corpus: DataConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return folder, by
 
 
-KILLS_OF_EVERY_RUN = ("in the other student",)
-
-
-@pytest.mark.parametrize(
-    "kill", tiers(KILLS_OF_EVERY_RUN, [kill for kill in KILLS if kill not in KILLS_OF_EVERY_RUN], pytest.mark.ci)
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("kill", KILLS)
 def test_a_kill_costs_no_bit(
     kill: str, corpus: DataConfig, whole: tuple[Path, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

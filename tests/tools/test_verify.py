@@ -175,6 +175,7 @@ def test_verify_takes_a_run_that_was_stopped_and_resumed_for_any_other(corpus: D
     assert verified(tmp_path / "a", "all").is_exact
 
 
+@pytest.mark.ci
 def test_verify_of_a_run_of_two_ranks(corpus: DataConfig, tmp_path: Path) -> None:
     """On two ranks to the last bit; alone it is said that this was another number of ranks."""
     run_dir = tmp_path / "a"

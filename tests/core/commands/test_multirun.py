@@ -289,6 +289,7 @@ def test_optuna_says_what_came_out(caplog: pytest.LogCaptureFixture) -> None:
     assert said(caplog)[-1].split("\n")[1] == f"  {near(best):.2f}  train.learning_rate={best}"
 
 
+@pytest.mark.ci
 @old_optuna
 def test_optuna_counts_the_trials_of_a_grid(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")

@@ -161,6 +161,7 @@ def test_train_stops_every_rank_at_a_signal_to_torchrun(tmp_path: Path, corpus: 
     assert results_of(tmp_path / "a")["steps"] == done + 3
 
 
+@pytest.mark.ci
 def test_train_joins_the_ranks_on_the_device_of_the_run_that_resumes(tmp_path: Path, corpus: DataConfig) -> None:
     """Begun with train.device=cpu on a machine that has GPUs, fewer than ranks, and resumed without."""
 

@@ -260,6 +260,7 @@ def test_proof_does_not_hold_a_signal_against_a_way(corpus: DataConfig, tmp_path
     assert (found(tmp_path / "a")["trying"], found(tmp_path / "a")["failures"]) == (None, {})
 
 
+@pytest.mark.ci
 def test_proof_takes_the_same_way_on_every_rank(corpus: DataConfig, tmp_path: Path) -> None:
     """Of two ranks, the second one's attention raises, in a step and in a search."""
 
