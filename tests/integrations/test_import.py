@@ -438,6 +438,7 @@ def job_on(data: DataConfig, run_dir: Path, init_from: Path, **recipe: Any) -> T
     return replace(tiny_job(run_dir, data, **recipe), init_from=str(init_from))
 
 
+@pytest.mark.ci
 def test_init_from_a_published_model_goes_on_from_it(saved: Saved, tmp_path: Path) -> None:
     """From the folder itself and from the imported run: the same training, with the source's model and pieces."""
     folder, _, imported = saved("OPUS-MT")

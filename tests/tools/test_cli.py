@@ -969,6 +969,7 @@ def test_name_of_shortens_fractions_and_still_tells_them_apart() -> None:
         assert _name_of([f"train.learning_rate={value}"]) == f"train.learning_rate-{value}"
 
 
+@pytest.mark.ci
 def test_multirun_over_run_dirs_keeps_them() -> None:
     jobs = enter("train", "-m", "run_dir=x,y/z", "train.seed=range(1,3)").jobs
     assert [job.run_dir for job in jobs] == [f"{path}/train.seed-{seed}" for path in ("x", "y/z") for seed in (1, 2)]

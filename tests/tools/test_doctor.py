@@ -288,6 +288,7 @@ def test_doctor_is_silent_on_a_slice_of_multi30k(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "a").exists()
 
 
+@pytest.mark.ci
 @needs_corpora
 def test_doctor_examines_each_set_in_its_own_language(tmp_path: Path) -> None:
     """More training pairs and a test set in French are sound if that is said of them, and as findings if not."""

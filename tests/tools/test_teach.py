@@ -119,6 +119,7 @@ def test_a_run_teaches_a_student_of_another_shape(corpus: DataConfig, teacher: P
     assert not read(Path("student.teach/untaught/run.json"))["config"]["data"]["extra"]
 
 
+@pytest.mark.ci
 def test_a_program_teaches_on_text_alone(
     corpus: DataConfig, teacher: Path, command_of: Callable[[str], str], folder: Path
 ) -> None:

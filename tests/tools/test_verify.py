@@ -215,6 +215,7 @@ def test_verify_names_other_threads_as_a_condition(copy: Path) -> None:
     assert (found.other_conditions, found.difference) == (["threads: 2 then, 1 now"], None)
 
 
+@pytest.mark.ci
 def test_verify_of_a_run_of_an_earlier_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = Path(shutil.copytree(TESTS / "data" / "run_of_1bd6cd8", tmp_path / "old_run"))
     for name, lines in (("train", 3_000), ("dev", 40), ("test", 40)):
@@ -300,6 +301,7 @@ def test_verify_finds_other_weights_than_those_of_the_training(name: str, steps:
     assert f"not the same again, first the weights in {name}: " in difference(verified(copy, steps))
 
 
+@pytest.mark.ci
 def test_verify_finds_another_moving_average(corpus: DataConfig, tmp_path: Path) -> None:
     run_dir = run(tiny_job(tmp_path / "a", corpus, ema_decay=0.9, average=1))
     last = "checkpoints/step-00000012"

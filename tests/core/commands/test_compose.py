@@ -266,6 +266,7 @@ def test_compose_refuses_an_experiment_that_configures_hydra(tmp_path: Path, cas
 # ---- what it trains -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_compose_gives_a_job_that_trains_to_the_bits_of_the_command(tmp_path: Path) -> None:
     job = tiny_job(tmp_path / "typed", write_corpus(tmp_path / "corpus"), max_steps=4)
     by_command = replace(job, run_dir=str(tmp_path / "command"))

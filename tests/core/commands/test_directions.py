@@ -122,6 +122,7 @@ def test_resume_says_that_a_dev_set_has_changed(
     assert caplog.text.count("the text of data.devs has changed") == 1
 
 
+@pytest.mark.ci
 def test_two_ranks_validate_each_dev_set(finished: TrainJob, tmp_path: Path) -> None:
     """They share every set: its losses are those that one rank measures, but for dropout's masks."""
     job = replace(finished, run_dir=str(tmp_path / "a"))

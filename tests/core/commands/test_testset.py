@@ -128,6 +128,7 @@ def test_find_test_set_reports_an_archive_that_is_not_the_one(cache: Path, monke
         find_test_set("sacrebleu:wmt14/full", "test.a", languages=("en", "de"))
 
 
+@pytest.mark.ci
 def test_train_and_evaluate_take_test_sets_by_name(cache: Path, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     fill(cache, "wmt14/full", "en-de", src=SOURCES, ref=REFERENCES)

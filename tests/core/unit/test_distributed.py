@@ -236,6 +236,7 @@ def test_train_step_takes_an_overflow_on_one_rank_for_one_on_all(
     assert seen[0] == seen[1] == "[(True, 65536.0), (True, 65536.0), (False, 65536.0), (True, 32768.0)]"
 
 
+@pytest.mark.ci
 def test_train_writes_on_one_rank(tmp_path: Path, corpus: DataConfig) -> None:
     """Only rank 0 logs and prints results, and no step stands twice in what it writes."""
 

@@ -144,6 +144,7 @@ def test_for_inference_packs_the_output_matrix_as_well(precision: Precision) -> 
     assert ready.output.is_mkldnn is can_pack(precision)
 
 
+@pytest.mark.ci
 def test_inference_linear_where_a_processor_does_not_multiply_bf16() -> None:
     """oneDNN, told to use nothing beyond AVX2, refuses to pack: the plain product takes its place."""
     code = """

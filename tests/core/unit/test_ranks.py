@@ -71,6 +71,7 @@ def test_cut_of_some_of_the_batches_is_these_batches() -> None:
         assert [[own[n] for n in batch] for batch in again] == batches
 
 
+@pytest.mark.ci
 def test_translate_sets_on_three_ranks_searches_the_batches_of_one(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
