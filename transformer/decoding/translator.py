@@ -287,8 +287,8 @@ class Translator:
         if self.is_tagged and not is_blank(text) and not text.lstrip().startswith(tuple(self.tags)):
             raise InputError(
                 f"{place} begins with {shown(text.split()[0])}, which is no direction of this model: it has learnt "
-                f"{self._learnt()}: put one in front of each text (the commands do, with tag=..., and "
-                "teach with data.train.tag and data.test.NAME.tag)"
+                f"{self._learnt()}: put one in front of each text (the commands do, with tag=... or "
+                "a set's key tag)"
             )
 
     def _learnt(self) -> str:

@@ -361,7 +361,7 @@ def test_score_puts_a_tag_in_front_of_each_source(finished: TrainJob) -> None:
 LEARNT = "of this model, which has learnt <2de>, <2fr>: choose among these"
 NO_DIRECTION = (
     "begins with {}, which is no direction of this model: it has learnt <2de>, <2fr>: put one in front of each text "
-    "(the commands do, with tag=..., and teach with data.train.tag and data.test.NAME.tag)"
+    "(the commands do, with tag=... or a set's key tag)"
 )
 
 

@@ -136,9 +136,8 @@ def _check_training(job: TrainJob, surveys: list[Survey]) -> list[Check]:
         source = find_source(job)
         if source is not None:
             job = with_model_of(source, job)
-        prepared = prepare(
-            resolve_init_from(replace(job, data=replace(job.data, check=False)))
-        )  # the text has been checked
+        unchecked = replace(job, data=replace(job.data, check=False))  # the text has been checked
+        prepared = prepare(resolve_init_from(unchecked))
         resolved = resolve_settings(job, world_size=1)
         tokenizers = prepared.tokenizers
         vocab_size = tokenizers.vocab_sizes
