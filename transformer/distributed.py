@@ -278,11 +278,11 @@ def join_world(device: torch.device) -> Iterator[World]:
 
         # The ranks find each other, and make the groups that messages travel in.
         with meeting_in_time(), _meeting():
-            timeout = TIMEOUTS[Wait.step]
-            store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+            long, step = TIMEOUTS[Wait.work], TIMEOUTS[Wait.step]  # the meeting has an end of its own
+            store, rank, size = next(dist.rendezvous("env://", timeout=long))  # type: ignore[attr-defined]
             store = dist.PrefixStore(_agree_on_name(store, rank, size), store)  # type: ignore[attr-defined]
             backend = "nccl" if device.type == "cuda" and not _shares_gpus() else "gloo"  # NCCL wants a GPU for each
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=step)
             groups = {wait: dist.new_group(backend="gloo", timeout=timeout) for wait, timeout in TIMEOUTS.items()}
 
         # A store that waits for a key lets nobody else ask: the watch has a connection of its own.

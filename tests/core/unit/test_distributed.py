@@ -357,7 +357,7 @@ def test_world_any_gives_up_after_the_timeout_of_a_step(tmp_path: Path, sleeper:
     given_up = tmp_path / "given-up"
 
     def action() -> None:
-        with_timeouts(2, 600)
+        with_timeouts(5, 600)
         try:
             with join_world(torch.device("cpu")) as world:
                 assert not world.any(False)
@@ -380,11 +380,11 @@ def test_from_rank0_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
     """Rank 0 takes longer than a step may: the others wait without an error, and the votes go on."""
 
     def action() -> None:
-        with_timeouts(3, 60)
+        with_timeouts(5, 60)
         with join_world(torch.device("cpu")) as world:
 
             def slow() -> str:
-                time.sleep(4)
+                time.sleep(6)
                 return "done"
 
             assert world.from_rank0(slow, wait=Wait.work) == "done"
@@ -405,7 +405,7 @@ def test_train_step_calls_a_peer_that_does_not_answer_by_name(tmp_path: Path, co
                 wait_for(lambda: end == "dies" or given_up.exists())
                 os._exit(9)
 
-        with_timeouts(2, 60)
+        with_timeouts(60 if end == "dies" else 5, 60)
         try:
             with before_each_pass(leave):
                 run(job(tmp_path / "a", corpus))
@@ -504,7 +504,7 @@ def test_vote_gives_up_on_a_peer_that_does_not_answer(tmp_path: Path, end: str) 
     given_up = tmp_path / "given-up"
 
     def action() -> None:
-        with_timeouts(2, 60)
+        with_timeouts(60 if end == "dies" else 5, 60)
         try:
             with join_world(torch.device("cpu")) as world:
                 vote = Vote(world)
