@@ -110,12 +110,12 @@ class Groups:
         padded = pad_packed(x, self.gather_index, scatter_index=self.scatter_index)  # (P, ...)
 
         sizes = [len(layout.lengths) * layout.width for layout in self.layouts]  # b * t of each group
-        parts = zip(torch.split(padded, sizes), self.layouts, strict=True)
-        return tuple(part.view(-1, layout.width, *x.shape[1:]) for part, layout in parts)  # (b, t, ...)
+        groups = zip(torch.split(padded, sizes), self.layouts, strict=True)
+        return tuple(rows.view(-1, layout.width, *x.shape[1:]) for rows, layout in groups)  # (b, t, ...)
 
-    def unpad(self, parts: Sequence[Tensor]) -> Tensor:
+    def unpad(self, groups: Sequence[Tensor]) -> Tensor:
         """What `pad` gave -> `(N, ...)`, zero in empty slots. No gradient reaches padding."""
-        padded = torch.cat([part.flatten(0, 1) for part in parts])  # (P, ...)
+        padded = torch.cat([rows.flatten(0, 1) for rows in groups])  # (P, ...)
         return pack_padded(
             padded,
             self.gather_index,
@@ -132,14 +132,14 @@ class Groups:
         padded = pad_packed(head_rows, indices.gather, scatter_index=indices.scatter)  # (P H, K)
 
         sizes = [len(layout.lengths) * n_heads * layout.width for layout in self.layouts]  # b * H * t of each group
-        parts = zip(torch.split(padded, sizes), self.layouts, strict=True)
-        return tuple(part.view(-1, n_heads, layout.width, x.shape[2]) for part, layout in parts)  # (b, H, t, K)
+        groups = zip(torch.split(padded, sizes), self.layouts, strict=True)
+        return tuple(rows.view(-1, n_heads, layout.width, x.shape[2]) for rows, layout in groups)  # (b, H, t, K)
 
-    def unpad_heads(self, parts: Sequence[Tensor]) -> Tensor:
+    def unpad_heads(self, groups: Sequence[Tensor]) -> Tensor:
         """For each group `(b, H, t, K)` -> `(N, H, K)`, zero in empty slots. No gradient reaches padding."""
-        n_heads = parts[0].shape[1]
+        n_heads = groups[0].shape[1]
         indices = self._head_indices(n_heads)
-        padded = torch.cat([part.flatten(0, 2) for part in parts])  # (P H, K)
+        padded = torch.cat([rows.flatten(0, 2) for rows in groups])  # (P H, K)
         packed = pack_padded(
             padded,
             indices.gather,

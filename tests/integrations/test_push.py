@@ -21,7 +21,7 @@ from support.hub import TOKEN, ModelHub, client_of, model_hub
 from transformer.config.jobs import EvaluateJob, ScoreJob, TrainJob, TranslateJob
 from transformer.config.primitives import to_json
 from transformer.config.settings import DataConfig, LineFormat, PairConfig, TokenizerConfig
-from transformer.data.piece_list import with_list
+from transformer.data.piece_list import join_piece_list
 from transformer.errors import CheckpointError, InputError, StorageError, TransformerError
 from transformer.integrations.published.run import run_path
 from transformer.integrations.push.command import Pushed, format_pushed, push
@@ -366,8 +366,8 @@ def test_without_origin_takes_out_what_the_protobuf_of_sentencepiece_calls_so(fo
     assert after == before
 
     pieces = [f"piece {number}" for number in range(9)]
-    listed = without_origin(with_list(model, pieces))
-    assert listed == with_list(without_origin(model), pieces)
+    listed = without_origin(join_piece_list(model, pieces))
+    assert listed == join_piece_list(without_origin(model), pieces)
     assert without_origin(listed) == listed
     for damaged in (model[:-1], model[: len(model) // 2], b"\x0b" + model, model + b"\x12", KEY.encode()):
         with pytest.raises(ValueError, match=r"field|number"):

@@ -247,8 +247,8 @@ def _list(value: str, *, is_text: bool) -> str:
     A text with a comma in it is one that is in quotes already: `["a,b",c]`.
     """
     inner = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    parts = re.findall(r"""\s*(?:'[^']*'|"[^"]*")\s*(?=,|$)|[^,]+""", inner)
-    items = [part.strip() for part in parts if part.strip()]
+    found = re.findall(r"""\s*(?:'[^']*'|"[^"]*")\s*(?=,|$)|[^,]+""", inner)
+    items = [item.strip() for item in found if item.strip()]
     return f"[{','.join(quote(item) if is_text else item for item in items)}]"
 
 
@@ -313,18 +313,18 @@ def choice_meant(typed: str, choices: Sequence[str]) -> str:
 def key_meant(typed: str, known: Iterable[str]) -> str:
     """A clause with the key that was meant by an unknown one, or nothing: a wrong hint is worse than none.
 
-    The last parts of keys are compared, since the beginning makes all keys of a group alike. A key may be without its
+    The last segments are compared, since the beginning makes all keys of a group alike. A key may be without its
     group, in another group, as another toolkit calls it (see `foreign`), or misspelt.
     """
     known = list(known)
     of_set = _misspelt_in_set(typed, known)
-    parts = [SETS.get(part, part) for part in normal(typed).split(".")]
-    keys = [key for key in known if _may_be(key, parts)]
+    segments = [SETS.get(segment, segment) for segment in normal(typed).split(".")]
+    keys = [key for key in known if _may_be(key, segments)]
 
-    names = [".".join(parts[start:]) for start in range(len(parts))]  # the whole first, the last part last
+    names = [".".join(segments[start:]) for start in range(len(segments))]  # the whole first, the last segment last
     foreign = [row_of(name, set(keys)) for name in names]
-    found = of_set or next(filter(None, foreign[:-1]), None) or _same_name(keys, parts) or foreign[-1]
-    key, sentence = found or _misspelt(keys, parts) or ("", "")
+    found = of_set or next(filter(None, foreign[:-1]), None) or _same_name(keys, segments) or foreign[-1]
+    key, sentence = found or _misspelt(keys, segments) or ("", "")
     if sentence:
         return f"; here {sentence.replace('`', '')}"
     return f"; did you mean {key!r}?" if key else ""
@@ -333,42 +333,44 @@ def key_meant(typed: str, known: Iterable[str]) -> str:
 def _misspelt_in_set(typed: str, keys: Sequence[str]) -> tuple[str, str] | None:
     """A key of a set that users name, which has so few that one of them is meant: `data.test.NAME.source`."""
     group, _, name = typed.rpartition(".")
-    names = [_last_part(key) for key in keys if group.endswith(".NAME") and key.rpartition(".")[0] == group]
+    names = [_last_segment(key) for key in keys if group.endswith(".NAME") and key.rpartition(".")[0] == group]
     close = difflib.get_close_matches(name, names, n=1)
     return (f"{group}.{close[0]}", "") if close else None
 
 
-def _may_be(key: str, parts: Sequence[str]) -> bool:
+def _may_be(key: str, segments: Sequence[str]) -> bool:
     """Whether a key of a set that users name can be meant: not by a key of a group that has no such sets."""
-    return ".NAME." not in key or len(parts) == 1 or not set(parts[:-1]).isdisjoint(key.split("."))
+    return ".NAME." not in key or len(segments) == 1 or not set(segments[:-1]).isdisjoint(key.split("."))
 
 
-def _same_name(keys: Sequence[str], parts: Sequence[str]) -> tuple[str, str] | None:
+def _same_name(keys: Sequence[str], segments: Sequence[str]) -> tuple[str, str] | None:
     """The key with the last part that was typed, unless that is the name of a group."""
     groups = {key.partition(".")[0] for key in keys if "." in key}
-    same = [key for key in keys if _last_part(key) == parts[-1] and parts[-1] not in groups]
-    return (_nearest(same, parts), "") if same else None
+    same = [key for key in keys if _last_segment(key) == segments[-1] and segments[-1] not in groups]
+    return (_nearest(same, segments), "") if same else None
 
 
-def _misspelt(keys: Sequence[str], parts: Sequence[str]) -> tuple[str, str] | None:
+def _misspelt(keys: Sequence[str], segments: Sequence[str]) -> tuple[str, str] | None:
     """The key whose last part is nearly the one that was typed, or begins with it; None if there is no single one."""
-    name = parts[-1]
-    likeness = {last: _likeness(name, last) for last in map(_last_part, keys)}
+    name = segments[-1]
+    likeness = {last: _likeness(name, last) for last in map(_last_segment, keys)}
     best = max(likeness.values(), default=0.0)
     close = [last for last, alike in likeness.items() if alike == best >= ALIKE]
     begun = [last for last in likeness if last.startswith(name)]
     if len(close) != 1 and len(begun) == 1 and 2 * len(name) >= len(begun[0]):
         close = begun
-    return (_nearest([key for key in keys if _last_part(key) == close[0]], parts), "") if len(close) == 1 else None
+    return (
+        (_nearest([key for key in keys if _last_segment(key) == close[0]], segments), "") if len(close) == 1 else None
+    )
 
 
-def _last_part(key: str) -> str:
+def _last_segment(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _nearest(keys: Sequence[str], parts: Sequence[str]) -> str:
-    """Of these keys, the first of those that have most groups in common with the parts of what was typed."""
-    return max(keys, key=lambda key: len(set(key.lower().split(".")) & set(parts)))
+def _nearest(keys: Sequence[str], segments: Sequence[str]) -> str:
+    """Of these keys, the first of those that have most groups in common with what was typed."""
+    return max(keys, key=lambda key: len(set(key.lower().split(".")) & set(segments)))
 
 
 def _likeness(typed: str, known: str) -> float:

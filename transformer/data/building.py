@@ -263,15 +263,15 @@ def _filter_by_pieces(
     return ~(empty | too_long | ratio)
 
 
-def sum_counts(parts: Sequence[PieceCounts]) -> PieceCounts:
+def sum_counts(counts: Sequence[PieceCounts]) -> PieceCounts:
     """What encoding all the pairs at once would have told."""
     dropped = Counter[str]()
-    for part in parts:
-        dropped.update(part.dropped)
+    for some in counts:
+        dropped.update(some.dropped)
     return PieceCounts(
-        kept=[sum(of_set) for of_set in zip(*(part.kept for part in parts), strict=True)],
+        kept=[sum(of_set) for of_set in zip(*(some.kept for some in counts), strict=True)],
         dropped=dict(dropped),
-        several_sentences=sum(part.several_sentences for part in parts),
-        lengths=[sum(of_length) for of_length in zip(*(part.lengths for part in parts), strict=True)],
-        targets=RoundTrip.sum([part.targets for part in parts]),
+        several_sentences=sum(some.several_sentences for some in counts),
+        lengths=[sum(of_length) for of_length in zip(*(some.lengths for some in counts), strict=True)],
+        targets=RoundTrip.sum([some.targets for some in counts]),
     )

@@ -29,13 +29,13 @@ class Piece(NamedTuple):
     is_text: bool  # False: it stands for unknown text, for a byte, or for nothing that is written
 
 
-def with_list(model: bytes, pieces: Sequence[str]) -> bytes:
+def join_piece_list(model: bytes, pieces: Sequence[str]) -> bytes:
     """The file of a SentencePiece model, with these pieces as its vocabulary, in the order of their ids."""
     content = json.dumps(list(pieces), ensure_ascii=False, separators=(",", ":")).encode()
     return _FIELD + varint(len(content)) + content + model
 
 
-def split_list(file: bytes) -> tuple[bytes, list[str] | None]:
+def split_piece_list(file: bytes) -> tuple[bytes, list[str] | None]:
     """The SentencePiece model in a file, and the list in front of it, if there is one. Raises ValueError."""
     if not file.startswith(_FIELD):
         return file, None

@@ -85,12 +85,12 @@ class Batching:
             return self.capacities
         return slots_for(lengths)
 
-    def count_slots(self, parts: Sequence[LengthArray]) -> int:
-        """Positions of both sides of micro-batches, padding counted: `parts` are each one's lengths, never none."""
+    def count_slots(self, micro_batches: Sequence[LengthArray]) -> int:
+        """Positions of both sides of micro-batches, given as the lengths of each, never none; padding is counted."""
         counted = 0
-        for part in parts:
-            slots = self.slots_of(part)
-            counted += len(part) * int(part.max(axis=0).sum()) if slots is None else sum(slots)
+        for lengths in micro_batches:
+            slots = self.slots_of(lengths)
+            counted += len(lengths) * int(lengths.max(axis=0).sum()) if slots is None else sum(slots)
         return counted
 
 
@@ -397,9 +397,9 @@ def _split_padded(ids: Ids, sizes: list[int], max_tokens: int, *, multiple: int)
     starts = _even_starts(sizes, max_tokens, count=count)
 
     ends = [*starts[1:], len(sizes)]
-    parts = [ids[start:end] for start, end in zip(starts, ends, strict=True)]
+    batches = [ids[start:end] for start, end in zip(starts, ends, strict=True)]
     nothing = ids[:0]
-    return parts + [nothing] * (count - len(parts))
+    return batches + [nothing] * (count - len(batches))
 
 
 def _padded_starts(sizes: list[int], budget: int) -> list[int]:

@@ -45,13 +45,13 @@ class RoundTrip:
         )
 
     @classmethod
-    def sum(cls, parts: Sequence["RoundTrip"]) -> "RoundTrip":
+    def sum(cls, counts: Sequence["RoundTrip"]) -> "RoundTrip":
         """What the texts of all of these would have come to, one after the other."""
         return cls(
-            checked=sum(part.checked for part in parts),
-            changed=sum(part.changed for part in parts),
-            unknown=sum(part.unknown for part in parts),
-            example=next((part.example for part in parts if part.example is not None), None),
+            checked=sum(some.checked for some in counts),
+            changed=sum(some.changed for some in counts),
+            unknown=sum(some.unknown for some in counts),
+            example=next((some.example for some in counts if some.example is not None), None),
         )
 
 

@@ -18,7 +18,7 @@ from typing import cast
 import sentencepiece
 
 from transformer.config.settings import TokenizerConfig
-from transformer.data.piece_list import SPACE, ListedPieces, Piece, is_text, split_list
+from transformer.data.piece_list import SPACE, ListedPieces, Piece, is_text, split_piece_list
 from transformer.errors import InputError
 from transformer.files import open_regular
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER
@@ -39,7 +39,9 @@ class Tokenizer:
             raise InputError(f"{origin}: not a SentencePiece model ({len(tokenizer_model)} bytes)")
 
         try:
-            self.sentencepiece_model, pieces = split_list(tokenizer_model)  # the content of its file, without a list
+            self.sentencepiece_model, pieces = split_piece_list(
+                tokenizer_model
+            )  # the content of its file, without a list
             if not self.sentencepiece_model:  # which SentencePiece takes for a model that comes later
                 raise ValueError("it is empty")
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=self.sentencepiece_model)

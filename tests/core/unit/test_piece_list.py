@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 
 from support.translations import WORDS, sentences
-from transformer.data.piece_list import split_list, with_list
+from transformer.data.piece_list import join_piece_list, split_piece_list
 from transformer.data.store import Sentences
 from transformer.data.subwords import SubwordSampler
 from transformer.data.tokenizer import Tokenizer, Tokenizers
@@ -30,7 +30,7 @@ def pieces(spm: bytes) -> list[str]:
 
 
 def test_listed_ids_are_the_places_in_the_list(spm: bytes, pieces: list[str]) -> None:
-    tokenizer = Tokenizer.from_bytes(with_list(spm, pieces))
+    tokenizer = Tokenizer.from_bytes(join_piece_list(spm, pieces))
     processor = sentencepiece.SentencePieceProcessor(model_proto=spm)
     assert tokenizer.vocab_size == len(pieces)
     assert tokenizer.pieces() == pieces
@@ -50,17 +50,17 @@ def test_listed_ids_are_the_places_in_the_list(spm: bytes, pieces: list[str]) ->
 
 def test_listed_file_is_a_sentencepiece_model(spm: bytes, pieces: list[str]) -> None:
     """Which reads it as if there were no list."""
-    file = with_list(spm, pieces)
-    assert split_list(file) == (spm, pieces)
-    assert split_list(spm) == (spm, None)
+    file = join_piece_list(spm, pieces)
+    assert split_piece_list(file) == (spm, pieces)
+    assert split_piece_list(spm) == (spm, None)
     processors = [sentencepiece.SentencePieceProcessor(model_proto=content) for content in (spm, file)]
     assert own_pieces(file) == own_pieces(spm)
     assert processors[0].encode(WORDS) == processors[1].encode(WORDS)
 
 
 def test_listed_vocabulary_is_one_where_the_lists_are_the_same(spm: bytes, pieces: list[str]) -> None:
-    one, same = (Tokenizer.from_bytes(with_list(spm, pieces)) for _ in range(2))
-    other = Tokenizer.from_bytes(with_list(spm, [*pieces, "more"]))
+    one, same = (Tokenizer.from_bytes(join_piece_list(spm, pieces)) for _ in range(2))
+    other = Tokenizer.from_bytes(join_piece_list(spm, [*pieces, "more"]))
     assert Tokenizers(one, same).vocab_sizes == len(pieces)
     assert Tokenizers(one, other).vocab_sizes == VocabSizes(len(pieces), len(pieces) + 1)
     assert Tokenizers(Tokenizer.from_bytes(spm), Tokenizer.from_bytes(spm)).vocab_sizes == VocabSizes(60, 60)
@@ -68,7 +68,7 @@ def test_listed_vocabulary_is_one_where_the_lists_are_the_same(spm: bytes, piece
 
 def test_listed_pieces_are_sampled_under_their_ids(spm: bytes, pieces: list[str]) -> None:
     """BPE-dropout at 1 spells a text in single characters, at 0 it leaves it as it is."""
-    tokenizer = Tokenizer.from_bytes(with_list(spm, pieces))
+    tokenizer = Tokenizer.from_bytes(join_piece_list(spm, pieces))
     encoded = tokenizer.encode(["the old dog runs"])
     for rate in (0.0, 1.0):
         drawn = SubwordSampler(tokenizer.vocabulary(), rate).sample(
@@ -83,9 +83,9 @@ DAMAGE: dict[str, Callable[[bytes, bytes], bytes]] = {
     "no length": lambda file, spm: file[:2] + b"\xff" * 8 + spm,
     "no list": lambda file, spm: file[:2] + b"\x02{}" + spm,
     "no texts": lambda file, spm: file[:2] + b"\x0d[1,2,3,4,5,6]" + spm,
-    "too short": lambda file, spm: with_list(spm, ["<pad>", "<unk>", "<s>", "</s>"]),
-    "twice": lambda file, spm: with_list(spm, ["<pad>", "<unk>", "<s>", "</s>", "a", "a"]),
-    "nested": lambda file, spm: with_list(spm, []).replace(b"\x02[]", b"\xa0\x8d\x06" + b"[" * 99_999 + b"]"),
+    "too short": lambda file, spm: join_piece_list(spm, ["<pad>", "<unk>", "<s>", "</s>"]),
+    "twice": lambda file, spm: join_piece_list(spm, ["<pad>", "<unk>", "<s>", "</s>", "a", "a"]),
+    "nested": lambda file, spm: join_piece_list(spm, []).replace(b"\x02[]", b"\xa0\x8d\x06" + b"[" * 99_999 + b"]"),
     "no model": lambda file, spm: file[: len(file) - len(spm)] + b"none",
 }
 
@@ -93,4 +93,4 @@ DAMAGE: dict[str, Callable[[bytes, bytes], bytes]] = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_listed_file_that_is_damaged_is_refused(kind: str, spm: bytes, pieces: list[str]) -> None:
     with pytest.raises(InputError, match="not a SentencePiece model"):
-        Tokenizer(DAMAGE[kind](with_list(spm, pieces), spm), "tokenizer.model")
+        Tokenizer(DAMAGE[kind](join_piece_list(spm, pieces), spm), "tokenizer.model")

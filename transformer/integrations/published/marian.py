@@ -27,7 +27,7 @@ from torch import Tensor
 
 from transformer.checkpoint import check_weights
 from transformer.config.settings import MOST_BEAM, MOST_PENALTY, Activation, ModelConfig, SearchConfig, Start
-from transformer.data.piece_list import with_list
+from transformer.data.piece_list import join_piece_list
 from transformer.data.tokenizer import Tokenizer, Tokenizers, read_model
 from transformer.errors import InputError
 from transformer.files import open_regular, read_json
@@ -397,7 +397,7 @@ def _tokenizers(folder: Path, vocabularies: _Vocabularies) -> Tokenizers:
 def tokenizer_of(path: Path, model: bytes, vocabulary: Vocabulary) -> Tokenizer:
     """A SentencePiece model under the ids of a vocabulary, which may be its own."""
     is_own = _own_pieces(model) == vocabulary.pieces
-    return Tokenizer(model if is_own else with_list(model, vocabulary.pieces), str(path))
+    return Tokenizer(model if is_own else join_piece_list(model, vocabulary.pieces), str(path))
 
 
 def _own_pieces(model: bytes) -> list[str]:
