@@ -233,13 +233,13 @@ class Measured:
     segments: Sequence[float] | None = None  # of each translation, where the value is their mean; None: it is another
 
 
-# Hypotheses, and one list of references or more, of as many texts.
-Measure: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]]], Measured]
+# Hypotheses, one list of references or more, and the sources, of as many texts; None where files come without sources.
+Measure: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[str] | None], Measured]
 
 
 @dataclass(frozen=True)
 class ScoreMetric:
-    """score: a metric, which measures translations by references; `data.scores=[NAME]` and `scores=[NAME]` choose it.
+    """score: a metric of translations, by references and sources; `data.scores=[NAME]`, `scores=[NAME]` choose it.
 
     The systems that `compare` compares are tested by it where it gives the scores of the segments.
     """

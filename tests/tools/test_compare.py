@@ -277,7 +277,7 @@ def test_compare_finds_no_significance_in_a_few_sentences(changed: int, p: float
     before = [reference.replace("garden", "wood") for reference in references]
     after = [*references[:changed], *before[changed:]]
     metrics = Metrics.of(ScoreSettings("en"))
-    for metric in compare_systems({"a": before, "b": after}, [references], metrics=metrics):
+    for metric in compare_systems({"a": before, "b": after}, [references], sources=None, metrics=metrics):
         found = metric.systems[1].p_randomisation
         assert found is not None
         assert p <= found <= p + 1e-3

@@ -15,10 +15,11 @@ from transformer import plugins
 from transformer.tools import significance
 
 # Of the words of a reference, the share that the translation has, sentence by sentence; how far the lengths of the
-# whole are apart; and two that fail. Each use of the package leaves a mark.
+# whole are from those of the sources; and two that fail. Each use of the package leaves a mark.
 MODULE = """
 from pathlib import Path
 
+from transformer.errors import InputError
 from transformer.plugins import Measured, ScoreMetric
 
 with open(Path(__file__).with_name("used"), "a") as file:
@@ -26,7 +27,7 @@ with open(Path(__file__).with_name("used"), "a") as file:
 
 
 def prepare_overlap(text):
-    def measure(hypotheses, references):
+    def measure(hypotheses, references, sources):
         shares = []
         for hypothesis, reference in zip(hypotheses, references[0], strict=True):
             words = set(reference.split())
@@ -37,19 +38,21 @@ def prepare_overlap(text):
 
 
 def prepare_length(text):
-    def measure(hypotheses, references):
-        counts = [sum(len(line.split()) for line in lines) for lines in (hypotheses, references[0])]
+    def measure(hypotheses, references, sources):
+        if sources is None:
+            raise InputError("lengthlap: there are no sources: name them by sources=FILE")
+        counts = [sum(map(len, lines)) for lines in (hypotheses, sources)]
         return Measured(abs(1 - counts[0] / counts[1]), "version:2")
 
     return measure
 
 
 def prepare_ill(text):
-    return lambda hypotheses, references: 1 / 0
+    return lambda hypotheses, references, sources: 1 / 0
 
 
 def prepare_false(text):
-    return lambda hypotheses, references: Measured(0.5, "x", [0.1] * len(hypotheses))
+    return lambda hypotheses, references, sources: Measured(0.5, "x", [0.1] * len(hypotheses))
 
 
 OVERLAP = ScoreMetric("word overlap", prepare_overlap, digits=4)
@@ -154,6 +157,11 @@ def overlaps(runs: Path, name: str) -> list[float]:
     return [sum(word in hyp.split() for word in {*ref.split()}) / len({*ref.split()}) for hyp, ref in pairs]
 
 
+def length_error(folder: Path, kind: str) -> float:
+    of_hypotheses, wanted = (sum(map(len, lines_of(folder / "hypotheses" / f"test.{text}"))) for text in ("hyp", kind))
+    return abs(1 - of_hypotheses / wanted)
+
+
 def test_train_keeps_the_score_in_its_results(runs: Path) -> None:
     for name in ("a", "b"):
         kept = results_of(runs / name)["test"]["others"]
@@ -166,6 +174,8 @@ def test_train_keeps_the_score_in_its_results(runs: Path) -> None:
             "higher_is_better": True,
         }
         assert (kept["lengthlap"]["digits"], kept["lengthlap"]["higher_is_better"]) == (3, False)
+        assert kept["lengthlap"]["value"] == pytest.approx(length_error(runs / name, "src"))
+        assert length_error(runs / name, "src") != length_error(runs / name, "ref"), "it tells nothing"
     assert overlaps(runs, "a") != overlaps(runs, "b")
     assert max(overlaps(runs, "a")) > 0
 
@@ -200,6 +210,23 @@ def test_evaluate_has_the_score_of_a_run_and_of_files(runs: Path) -> None:
     shown = typed("evaluate", *names, "scores=[wordlap]", cwd=runs).printed
     assert shown.splitlines()[0].endswith(f", word overlap {of_files['others']['wordlap']['value']:.4f}")
     assert "\n  word overlap: lang:de|version:1\n" in shown
+
+
+@pytest.mark.usefixtures("found")
+def test_a_score_of_files_has_their_sources_where_they_are_named(runs: Path) -> None:
+    names = ("references=a/hypotheses/test.ref", "data.tgt_lang=de", "scores=[lengthlap]", "format=json")
+    one, two = "hypotheses=a/hypotheses/test.hyp", "hypotheses=[a/hypotheses/test.hyp,b/hypotheses/test.hyp]"
+    sources = "sources=a/hypotheses/test.src"
+    expected = [pytest.approx(length_error(runs / name, "src")) for name in ("a", "b")]
+
+    found = json.loads(typed("evaluate", one, *names, sources, cwd=runs).printed)
+    assert found["others"]["lengthlap"]["value"] == expected[0]
+    [compared] = json.loads(typed("compare", two, *names, sources, cwd=runs).printed)["test_sets"].values()
+    assert [system["score"] for system in compared["scores"][4]["systems"]] == expected
+
+    for command in (("evaluate", one), ("compare", two)):
+        ended = typed(*command, *names, cwd=runs)
+        assert "left out: lengthlap: there are no sources: name them by sources=FILE" in ended.said
 
 
 @pytest.mark.usefixtures("found")
@@ -258,6 +285,9 @@ def test_compare_tests_the_score_that_has_those_of_sentences(runs: Path) -> None
     assert overlap["systems"][1]["half_width"] > 0
     assert [length["systems"][1][key] for key in ("mean", "half_width", "p_bootstrap", "p_randomisation")] == [None] * 4
     assert length["higher_is_better"] is False
+    assert [one["score"] for one in length["systems"]] == [
+        pytest.approx(length_error(runs / name, "src")) for name in ("a", "b")
+    ]
 
     shown = typed("compare", "a", "b", BOTH, cwd=runs).printed
     assert "A lower TER or length error is better. length error: not tested" in shown

@@ -55,6 +55,7 @@ INPUT = [
     ("compare a published.news=two", "published.news: the runs have no such test set: they have test, other"),
     ("compare a published.test=two", "two: 2 lines, but test has 12 sentences: published.test needs"),
     (f"{FILES}[one,two] references=one published.a=b", "published goes with runs"),
+    ("compare a bare sources=one", "sources belong to hypotheses"),
     # report
     ("report", "name the run directories: transformer report runs/a"),
     ("report a a", "a is named twice"),

@@ -410,7 +410,7 @@ class EvaluateJob(DecodeJob):
         None, "instead of a run: a file of translations to score, one a line (-: standard input)"
     )
     references: list[str] = option([], "their references: a file, or several as [A,B]")
-    sources: str | None = option(None, "their sources, for a scorer that reads them")
+    sources: str | None = option(None, "their sources, for scores and scorers that read them")
     data: ScoredText = field(default_factory=ScoredText)
     bleu_tokenize: BleuTokenizer | None = option(
         None, "how BLEU splits text into words, by sacreBLEU's names (null: as the run, else by the language)"

@@ -29,13 +29,14 @@ def score_files(job: EvaluateJob) -> Scores:
     files = [hypotheses_file, *job.references, *([] if job.sources is None else [job.sources])]
     hypotheses, *others = read_parallel(files)
     references = others[: len(job.references)]
+    sources = None if job.sources is None else others[-1]
     try:
-        scores = scorer(hypotheses, *references)
+        scores = scorer(hypotheses, *references, sources=sources)
     except InputError as error:
         raise InputError(f"{_path(hypotheses_file)}: {error}") from None
 
     # Of several references, a judge reads the first.
-    judged_text = JudgedText(None if job.sources is None else others[-1], hypotheses, references[0])
+    judged_text = JudgedText(sources, hypotheses, references[0])
     return replace(scores, judges=judged(job, judged_text, place=hypotheses_file))
 
 

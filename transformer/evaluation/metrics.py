@@ -48,7 +48,7 @@ class SacreBleu:
     def __init__(self, metric: Metric) -> None:
         self.metric: Any = metric  # a BLEU's `tokenizer` is set at run time
 
-    def __call__(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Measured:
+    def __call__(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]], _: object) -> Measured:
         """The score of the corpus, and sacreBLEU's signature."""
         score = self.metric.corpus_score(hypotheses, references).score
         return Measured(score, str(self.metric.get_signature()))  # complete only after the score
@@ -206,13 +206,14 @@ def measure_all(
     text: ScoreSettings,
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
+    sources: Sequence[str] | None,
 ) -> Scores:
     """The scores by all of these metrics. One of another package that fails is left out, and TER of too long a line."""
     own: dict[str, Any] = {}
     others: dict[str, NamedScore] = {}
     for field, metric in metrics.items():
         try:
-            measured = measure_one(field, metric, text, hypotheses, references)
+            measured = measure_one(field, metric, text, hypotheses, references, sources)
         except InputError as error:
             if field in METRICS and not isinstance(error, _TooLong):
                 raise
@@ -231,10 +232,11 @@ def measure_one(
     text: ScoreSettings,
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
+    sources: Sequence[str] | None,
 ) -> Measured:
     """What a metric says. Raises InputError where that of another package fails, or what it says cannot be a score."""
     try:
-        found = metric.prepare(text)(hypotheses, references)
+        found = metric.prepare(text)(hypotheses, references, sources)
         segments = None if found.segments is None else [float(score) for score in found.segments]
         measured = Measured(float(found.value), found.signature, segments)
         name_score(metric, measured).check()

@@ -18,7 +18,7 @@ from transformer.evaluation.metrics import ALWAYS, bleu_metric, check_metrics, c
 from transformer.plugins import ScoreMetric, ScoreSettings
 from transformer.records import Scores
 
-Scorer = Callable[..., Scores]  # takes hypotheses, and one list of references or more
+Scorer = Callable[..., Scores]  # takes hypotheses, one list of references or more, and `sources`
 
 _SUBWORDS = re.compile(r"▁|\w@@(?:\s|$)")
 _TOKENISED = re.compile(r"\w [.,](?:\s|$)")  # not " ?" or " !", which is how French writes
@@ -36,6 +36,7 @@ class Bleu:
 def score(
     hypotheses: Sequence[str],
     *references: Sequence[str],
+    sources: Sequence[str] | None = None,
     tgt_lang: str,
     tokenize: BleuTokenizer | None = None,
     lowercase: bool = False,
@@ -49,7 +50,15 @@ def score(
     """
     _check_lists(hypotheses, references)
     check_plain_text(hypotheses, *references)
-    return measure(hypotheses, *references, tgt_lang=tgt_lang, tokenize=tokenize, lowercase=lowercase, metrics=metrics)
+    return measure(
+        hypotheses,
+        *references,
+        sources=sources,
+        tgt_lang=tgt_lang,
+        tokenize=tokenize,
+        lowercase=lowercase,
+        metrics=metrics,
+    )
 
 
 def check_plain_text(hypotheses: Sequence[str], *references: Sequence[str]) -> None:
@@ -64,6 +73,7 @@ def check_plain_text(hypotheses: Sequence[str], *references: Sequence[str]) -> N
 def measure(
     hypotheses: Sequence[str],
     *references: Sequence[str],
+    sources: Sequence[str] | None = None,
     tgt_lang: str,
     tokenize: BleuTokenizer | None = None,
     lowercase: bool = False,
@@ -75,7 +85,7 @@ def measure(
     and where `bleu_metric` does.
     """
     _check_lists(hypotheses, references)
-    return measure_all(metrics, ScoreSettings(tgt_lang, tokenize, lowercase), hypotheses, references)
+    return measure_all(metrics, ScoreSettings(tgt_lang, tokenize, lowercase), hypotheses, references, sources)
 
 
 def measure_bleu(

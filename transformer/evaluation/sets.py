@@ -325,7 +325,10 @@ def score_sets(
     of a training, `measure`: a doubt about the text must not cost a run its results.
     """
     return {
-        name: scorers[name](translations[name], [reference for _, reference in pairs]) for name, pairs in sets.items()
+        name: scorers[name](
+            translations[name], [reference for _, reference in pairs], sources=[source for source, _ in pairs]
+        )
+        for name, pairs in sets.items()
     }
 
 

@@ -34,6 +34,7 @@ PAPER_BLEU = replace(METRICS[FIELD], prepare=_prepare)
 def _measure(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
+    _: object,
     *,
     language: str,
     lowercase: bool,

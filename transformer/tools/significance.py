@@ -150,16 +150,20 @@ def resampling_seed() -> str:
 
 
 def compare_systems(
-    systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]], *, metrics: Metrics
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[Sequence[str]],
+    *,
+    sources: Sequence[str] | None,
+    metrics: Metrics,
 ) -> list[MetricComparison]:
     """Score the translations of all systems, and test each against those of the first one.
 
-    The systems are by name; the references are one or several lists of as many texts.
+    The systems are by name; the references are one or several lists of as many texts, and so are the sources.
     """
     comparisons = _compare_by_sacrebleu(systems, references, metrics=metrics)
     for field in [name for name in metrics.chosen if name not in metrics.own]:
         try:
-            comparisons.append(_compare_by_other(field, systems, references, metrics=metrics))
+            comparisons.append(_compare_by_other(field, systems, references, sources=sources, metrics=metrics))
         except InputError as error:
             log.warning("left out: %s", error)
     return comparisons
@@ -193,11 +197,16 @@ def _compare_by_sacrebleu(
 
 
 def _compare_by_other(
-    field: str, systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]], *, metrics: Metrics
+    field: str,
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[Sequence[str]],
+    *,
+    sources: Sequence[str] | None,
+    metrics: Metrics,
 ) -> MetricComparison:
     """By a metric that is not sacreBLEU's: tested on the scores of the segments, or not at all where it has none."""
     metric = metrics.chosen[field]
-    measured = [measure_one(field, metric, metrics.text, lines, references) for lines in systems.values()]
+    measured = [measure_one(field, metric, metrics.text, lines, references, sources) for lines in systems.values()]
     segments = [one.segments for one in measured if one.segments is not None]
     if len(segments) < len(measured):
         return untested([name_score(metric, one) for one in measured])

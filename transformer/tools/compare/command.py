@@ -48,7 +48,7 @@ class Change:
     """A sentence that two systems translate differently; chrF is that of the sentence by itself."""
 
     line: int  # counted from 1
-    source: str | None  # None where files are compared
+    source: str | None  # None where files are compared without their sources
     references: list[str]
     baseline: str
     baseline_chrf: float
@@ -65,7 +65,7 @@ class SetComparison:
     by_length: list[LengthRow]
     counted_in: str  # the text in which the frequencies of words were counted
     by_rarity: list[RarityRow]
-    kept: list[KeptRow]  # what arrives of the source; none where files are compared
+    kept: list[KeptRow]  # what arrives of the source; none where that is not known
     changed: dict[str, list[Change]]  # by system
 
 
@@ -129,7 +129,7 @@ def compare(job: CompareJob) -> Comparison:
 def compare_all(texts: Texts, metrics: Metrics) -> list[MetricComparison]:
     """The comparisons by all metrics, by what else the runs were scored by, and by what judges have said of them."""
     return [
-        *compare_systems(texts.translations, texts.references, metrics=metrics),
+        *compare_systems(texts.translations, texts.references, sources=texts.sources, metrics=metrics),
         *(untested(scores) for field, scores in texts.stored.items() if field not in metrics.chosen),
         *(compare_segments(of.judge, of.segments, signature=of.command) for of in texts.judged),
     ]

@@ -18,6 +18,7 @@ class CompareJob(Job):
     )
     hypotheses: list[str] = option([], "instead of runs: files of translations, one a line, as [A,B]")
     references: list[str] = option([], "their references: a file, or several as [A,B]")
+    sources: str | None = option(None, "their sources, for scores that read them, and to count what arrives of them")
     published: dict[str, str] = field(default_factory=dict, metadata={"help": PUBLISHED})
     data: ScoredText = field(default_factory=ScoredText)
     bleu_tokenize: BleuTokenizer | None = option(
@@ -36,5 +37,6 @@ class CompareJob(Job):
             not (self.published and self.hypotheses), "published goes with runs: hypotheses names every file itself"
         )
         require(bool(self.hypotheses) == bool(self.references), "hypotheses and references belong together: set both")
+        require(self.sources is None or bool(self.hypotheses), "sources belong to hypotheses: set both")
         if self.hypotheses:
             require(self.data.tgt_lang is not None, "data.tgt_lang is not set: name the language of the hypotheses")

@@ -57,11 +57,12 @@ class Material:
 def read_files(job: CompareJob) -> Material:
     """The files that the job names, as one test set. Raises InputError where they cannot be compared."""
     check_systems(job.hypotheses, "hypotheses=[A,B] references=C data.tgt_lang=..")
-    files = read_parallel([*job.hypotheses, *job.references])
+    files = read_parallel([*job.hypotheses, *job.references, *([] if job.sources is None else [job.sources])])
     if not files[0]:
         raise InputError(f"{job.hypotheses[0]}: there are no sentences to compare")
 
-    # The first files are the systems', the others are references.
+    # The first files are the systems', then come the references, and the sources.
+    sources = None if job.sources is None else files.pop()
     n_systems = len(job.hypotheses)
     translations = dict(zip(job.hypotheses, files[:n_systems], strict=True))
     references = files[n_systems:]
@@ -69,7 +70,7 @@ def read_files(job: CompareJob) -> Material:
         _check_plain(name, lines, *references)
 
     texts = Texts(
-        sources=None,
+        sources=sources,
         references=references,
         translations=translations,
         tgt_lang=str(job.data.tgt_lang),
