@@ -58,6 +58,7 @@ from transformer.run_dir import (
     RunDir,
     holds_lock,
     list_steps,
+    other_writer,
     step_name,
     step_of,
     tensor_file,
@@ -143,7 +144,9 @@ class Checkpoint:
         try:
             return from_json(kind, self.config[section])
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"{self.path / CONFIG}: not the settings of a run: {error}") from None
+            raise CheckpointError(
+                f"{self.path / CONFIG}: not the settings of a run: {error}{other_writer(self.path)}"
+            ) from None
 
     def run_state(self) -> CheckpointState:
         """state.json as typed data. Raises CheckpointError where it is something else."""
@@ -153,7 +156,9 @@ class Checkpoint:
                 raise ValueError(f"it belongs to step {state.training.progress.step}")
             return state
         except ValueError as error:
-            raise CheckpointError(f"{self.path / STATE}: not the state of a run: {error}") from None
+            raise CheckpointError(
+                f"{self.path / STATE}: not the state of a run: {error}{other_writer(self.path)}"
+            ) from None
 
 
 def check_weights(tensors: Mapping[str, Tensor]) -> None:

@@ -15,9 +15,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
+from transformer import __version__
+from transformer.config.keys import PACKAGE
 from transformer.config.primitives import from_json, to_json
 from transformer.errors import CheckpointError, InputError, LockedError, StorageError
 from transformer.files import clear_leftovers, list_names, make_directories, open_regular, read_json, write_json
+from transformer.machine import source_commit
 from transformer.records import RUN_FORMAT, Best, History, Judgement, Results, RunRecord
 
 T = TypeVar("T")
@@ -302,11 +305,29 @@ def _read(path: Path, kind: type[T], *, version: int | None = None, complete: bo
             if "format" in data:
                 written_by = f"another version of this package (format {data['format']!r}, not {version})"
             raise ValueError(f"written by {written_by}: start a new run in another run_dir")
-        return from_json(kind, data, complete=complete)
+        try:
+            return from_json(kind, data, complete=complete)
+        except ValueError as error:
+            raise ValueError(f"{error}{other_writer(path)}") from None
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def other_writer(path: Path) -> str:
+    """For an error about a file of a run: the version, and commit, of this package that began it, if it was another."""
+    for folder in path.parents[:2]:
+        with suppress(OSError, ValueError, TypeError, KeyError):  # it may be damaged, too
+            record = read_json(RunDir(folder).record)
+            theirs = _version(record["versions"]["transformer-mt"], record.get("commit"))
+            ours = _version(__version__, source_commit(PACKAGE.parent))
+            return "" if theirs == ours else f" (the run was begun by {theirs}; this is {ours})"
+    return ""
+
+
+def _version(version: object, commit: object) -> str:
+    return f"version {version!s:.80}" + ("" if commit is None else f", commit {commit!s:.80}")
 
 
 # ---- the lock -------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import transformer
 from support.corpora import run_command
 from support.translations import CONFIG, SEARCH, network, sentences, state_of, translator_with, write_run
 from transformer.average import average
@@ -36,6 +37,7 @@ from transformer.config.settings import (
     Format,
     LayoutKind,
     Metric,
+    ModelConfig,
     PairConfig,
     Precision,
     SearchConfig,
@@ -461,6 +463,45 @@ def test_translator_refuses_a_run_record_that_is_wrong(
     write_json(own / "run.json", to_json(record(own, Device.cpu, Precision.fp32)) | change)
     with pytest.raises(CheckpointError, match=message):
         load_translator(own, checkpoint="last", search=SearchOverride(), device=Device.cpu, precision=Precision.fp32)
+
+
+@pytest.mark.parametrize("place", ["run.json", "results.json", "step-00000040", "averaged"])
+def test_what_another_version_wrote_is_refused_with_its_name(
+    run_dir: Path, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only the commit is another, as of code that was changed."""
+    own = RunDir(Path(shutil.copytree(run_dir, tmp_path / "run")))
+    monkeypatch.setattr("transformer.run_dir.source_commit", lambda _: "c0de")
+    written = to_json(record(own.path, Device.cpu, Precision.fp32))
+    read: Callable[[], object] = own.read_record
+    if place == "run.json":
+        written["config"]["model"]["kv_heads"] = 2
+    elif place == "results.json":
+        write_json(own.results, {"kv_heads": 2})
+        read = own.read_results
+    else:
+        size = Tokenizer.load(own.tokenizer).vocab_size
+        model = {"model": parameters_by_name(network(size, 1))}
+        config = {"model": {**to_json(CONFIG), "kv_heads": 2}}
+        is_average = place == "averaged"
+        made = commit(own.path, step=40, tensors=model, state=state_of(size), config=config, averaged=is_average)
+        read = partial(made.settings, "model", ModelConfig)
+
+    for version, its_commit in (("9.9.9", None), (transformer.__version__, "feed-dirty")):
+        write_json(own.record, written | {"versions": {"transformer-mt": version}, "commit": its_commit})
+        theirs = version if its_commit is None else f"{version}, commit {its_commit}"
+        with pytest.raises(CheckpointError) as raised:
+            read()
+        assert str(raised.value).endswith(
+            f"has unknown keys: ['kv_heads'] (the run was begun by version {theirs}; "
+            f"this is version {transformer.__version__}, commit c0de)"
+        )
+
+    unknown: dict[str, object] = {"versions": []}
+    for same in ({"versions": {"transformer-mt": transformer.__version__}, "commit": "c0de"}, unknown):
+        write_json(own.record, written | same)
+        with pytest.raises(CheckpointError, match=r"(has unknown keys: \['kv_heads'\]|versions=.*)$"):
+            read()
 
 
 def test_translator_refuses_one_flipped_bit_of_the_tokenizer(run_dir: Path, tmp_path: Path) -> None:
