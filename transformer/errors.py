@@ -4,6 +4,8 @@ The message names the file (and line, where there is one), what is wrong, and th
 exceptions of other classes, which are bugs.
 """
 
+from transformer.terminal import printable
+
 
 def in_a_line(error: BaseException) -> str:
     """The message of an error that is none of these, such as another package's: in one line, and not too long."""
@@ -14,6 +16,10 @@ class TransformerError(Exception):
     """The root of every error that a user can cause or mend; never raised itself."""
 
     exit_status: int
+
+    def __str__(self) -> str:
+        """The message in one line: the name of a file in it may be anything."""
+        return printable(super().__str__())
 
 
 class InputError(TransformerError):

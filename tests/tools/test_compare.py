@@ -359,6 +359,15 @@ def test_compare_shows_the_sentences_that_changed_most(
     assert "      reference        die Katze sieht den alten Hund im Garten\n" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("few_samples")
+def test_compare_shows_in_one_line_whatever_a_system_is_called(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "b").rename(files / "b\n# evil")
+    run_command("compare", compose("compare", ["hypotheses=['a','b\n# evil']", "references=ref", "data.tgt_lang=de"]))
+    shown = capsys.readouterr().out
+    assert [line for line in shown.split("\n") if line.startswith("# ")] == [r"# b\n# evil against a"]
+    assert r"| b\n# evil " in shown
+
+
 def test_compare_takes_several_references(
     files: Path, sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -588,6 +588,19 @@ def test_forked_child_translates_where_its_parent_has(run_dir: Path) -> None:
     assert done.stdout == "0 True\n"
 
 
+def test_errors_are_of_one_line_whatever_a_run_is_called(tmp_path: Path) -> None:
+    """From Python as from the command line."""
+    name = f"{tmp_path}/a\nwarning: b"
+    for read in (
+        lambda: transformer.load(name),
+        lambda: transformer.run(transformer.compose("evaluate", [f"run_dir='{name}'"])),
+    ):
+        with pytest.raises(InputError) as raised:
+            read()
+        assert str(raised.value).startswith(f"{tmp_path}/a\\nwarning: b: no such run directory; ")
+        assert "\n" not in str(raised.value)
+
+
 # ---- train ----------------------------------------------------------------------------------------------------------
 
 

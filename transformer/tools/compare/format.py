@@ -22,13 +22,14 @@ from transformer.tools.significance import (
 
 def format_comparison(comparison: Comparison) -> str:
     """The comparison for people: for each test set its scores, its tables by length and rarity, and what changed."""
-    baseline, *others = comparison.systems
+    systems = [printable(name) for name in comparison.systems]
+    baseline, *others = systems
     parts = [f"# {', '.join(others)} against {baseline}\n"]
     for note in (*comparison.notes, _about_tests(comparison)):
-        parts.append(f"{note}\n")
+        parts.append(f"{printable(note)}\n")
     for name, test_set in comparison.test_sets.items():
-        parts.append(f"## {name}: {test_set.sentences:,} sentences\n")
-        parts += _format_set(comparison.systems, test_set)
+        parts.append(f"## {printable(name)}: {test_set.sentences:,} sentences\n")
+        parts += _format_set(systems, test_set)
     parts.append(_format_signatures(comparison))
     return "\n".join(parts)
 
@@ -40,13 +41,13 @@ def _format_set(systems: Sequence[str], test_set: SetComparison) -> list[str]:
         _format_scores(systems, test_set.scores),
         f"### By length of the reference, in words: BLEU and chrF of {names}\n",
         _format_lengths(test_set.by_length),
-        f"### By how often a word occurs in {test_set.counted_in}: F1 of {names}\n",
+        f"### By how often a word occurs in {printable(test_set.counted_in)}: F1 of {names}\n",
         _format_rarity(test_set.by_rarity),
     ]
     if test_set.kept:
         parts += [f"### What arrives of the source, in {names}\n", _format_kept(test_set.kept)]
         parts += [_format_lost(systems, row) for row in test_set.kept if any(row.lost)]
-    for name, changes in test_set.changed.items():
+    for name, changes in zip(systems[1:], test_set.changed.values(), strict=True):
         parts.append(f"### What changed most in {name}\n")
         parts += [_format_change(change, systems[0], name) for change in changes]
         if not changes:
