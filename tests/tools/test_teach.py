@@ -291,14 +291,17 @@ def test_a_run_on_the_hub_teaches(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As the run itself does; it is fetched once."""
+    """As the run itself does; it is fetched once, and recorded by its address with the commit."""
     data = one_way(directions, "en_de", "<2de>")
     with model_hub() as hub:
         client_of(hub, monkeypatch, folder / "home", token=None)
         commit = hub.put("theirs/en-de", of_directions)
-        job = job_of(data, teacher="hf:theirs/en-de", baseline=False)
+        name = "hf:theirs/en-de"
+        job = job_of(data, teacher=name, ensemble=[name], reverse=name, baseline=False)
         run_command("teach", job)
-        assert f"{commit}: " in capsys.readouterr().out
+        assert f"taught by {name}@{commit}: " in capsys.readouterr().out
+        by_commit = {"teacher": f"{name}@{commit}", "ensemble": [f"{name}@{commit}"], "reverse": f"{name}@{commit}"}
+        assert record()["settings"].items() >= by_commit.items()
         asked = len(hub.asked)
         run_command("teach", job)
         assert not [path for path in hub.asked[asked:] if "/resolve/" in path], "what is there is not fetched again"

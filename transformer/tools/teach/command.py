@@ -44,6 +44,7 @@ from transformer.files import (
     write_json,
 )
 from transformer.run_dir import tensor_file
+from transformer.run_names import run_path
 from transformer.tools.compare.command import Comparison, compare
 from transformer.tools.compare.format import format_comparison
 from transformer.tools.compare.job import CompareJob
@@ -177,11 +178,12 @@ class _Work:
         for column, side in enumerate(sides):
             _once(side, (row.split("\t")[column] for row in islice(_lines(sound), 1, None)), self.anew)
         log.info("teach: %s scores the pairs backwards", job.reverse)
+        run_dir = str(run_path(job.reverse, "reverse"))
         reverse = ScoreJob(
-            run_dir=job.reverse,
+            run_dir=run_dir,
             src=str(sides[1]),
             tgt=str(sides[0]),
-            tag=_tag_between(job.reverse, tuple(reversed(job.data.languages_of("train")))),
+            tag=_tag_between(run_dir, tuple(reversed(job.data.languages_of("train")))),
             output=str(scores),
             format=LineFormat.tsv,
             device=job.train.device,
@@ -258,8 +260,8 @@ class _Work:
             translate_by_program(job, source, output, pairs)
             return
         wanted = TranslateJob(
-            run_dir=job.teacher,
-            ensemble=job.ensemble,
+            run_dir=str(run_path(job.teacher, "teacher")),
+            ensemble=[str(run_path(name, "ensemble")) for name in job.ensemble],
             input=str(source),
             output=str(output),
             tag=tag,
