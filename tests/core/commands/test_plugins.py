@@ -5,6 +5,8 @@ import json
 import re
 import sys
 from dataclasses import dataclass, field
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,18 @@ def test_plugins_page_adds_a_format_a_score_and_a_command(trained: Path, site: P
     helped = typed("vocabulary", "--help", site=site, folder=trained)
     assert "count=10" in helped.printed
     assert "vocabulary" not in typed("--help", site=site, folder=trained).printed, "entry points are not read for it"
+
+
+def test_plugins_page_promises_names_that_are_there_and_its_examples_need_no_others() -> None:
+    promised = {
+        f"{module}.{name}": attrgetter(name)(import_module(module))
+        for module, names in re.findall(r"^\| `(transformer\.[\w.]+)` \| (`.*?`) \|", PAGE, re.MULTILINE)
+        for name in re.findall(r"`([\w.]+)`", names)
+    }
+    assert "transformer.run_dir.RunDir.read_record" in promised
+    examples = PAGE + (ROOT / "docs/translating.md").read_text(encoding="utf-8")
+    imported = re.findall(r"^from (transformer[\w.]*) import (.+)$", examples, re.MULTILINE)
+    assert {f"{module}.{name}" for module, names in imported for name in names.split(", ")} <= promised.keys()
 
 
 def test_misspelt_plugin_is_told_of_those_that_are_installed(trained: Path, site: Path) -> None:
