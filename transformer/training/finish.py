@@ -13,7 +13,6 @@ from transformer.average import average_checkpoints, scheduled_steps, warn_of_ea
 from transformer.checkpoint import Checkpoint, open_checkpoint
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import SearchOverride
-from transformer.cost import count_parameters
 from transformer.decoding.loading import build_translator
 from transformer.decoding.ranks import build_by_turns
 from transformer.distributed import Wait
@@ -142,7 +141,7 @@ def _results(run: Run, checkpoint: Checkpoint, scores: Mapping[str, Scores], *, 
         skipped_updates=progress.skipped,
         target_tokens=progress.target_tokens,
         training_seconds=round(progress.seconds, 1),
-        parameters=count_parameters(job.model, run.tokenizers.vocab_sizes).total,
+        parameters=sum(parameter.numel() for parameter in run.state.model.parameters()),
         search=job.search,
         seed=job.train.seed,
         data_digest=run.data_digest,

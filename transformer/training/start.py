@@ -2,7 +2,7 @@
 
     open_run     prepare -> lock -> newest checkpoint -> start_run or resume_run -> build_run
     build_run    the first way that is sound here -> Run
-      _Builder   TrainState -> objective, compiled and wrapped -> does a step fit? -> what computes it, replayed or not
+      _build     TrainState -> objective, compiled and wrapped -> does a step fit? -> what computes it, replayed or not
 
 Rank 0 goes first at each stage, and the other ranks take over what it found: the same settings, the same checkpoint.
 """
@@ -23,7 +23,6 @@ from transformer.compute import avoid_cudnn_attention, resolve_device, untried_t
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Device
-from transformer.cost import count_parameters
 from transformer.data.augmentation import Augmentation
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
@@ -57,7 +56,6 @@ from transformer.training.state import TrainState
 from transformer.training.step import Computation, Objective
 from transformer.training.validate import DevSet
 from transformer.training.warm_start import find_source, with_model_of
-from transformer.vocabulary import VocabSize
 
 SHOWN = ("device", "precision", "threads")  # of the resolved settings; the others are for --verbose, and in run.json
 
@@ -258,24 +256,24 @@ def build_run(
     trial = None
     if tries_memory and can_try(device):
         trial = Trial(job, batching, stores.plain_lengths, device=device, world=world)
-    builder = _Builder(
+    build = partial(
+        _build,
         job=job,
         world=world,
         device=device,
-        vocab_size=prepared.tokenizers.vocab_sizes,
-        stores=stores,
-        batching=batching,
+        prepared=prepared,
+        batching_for=batching,
         checkpoint=checkpoint,
         source=source,
         prover=prover,
         trial=trial,
     )
-    built = first_sound(prover, resolved, builder.build)
+    built = first_sound(prover, resolved, build)
     resolved = built.resolved
     if checkpoint is None and (built.memory or prover.compares):
         world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=built.memory))
 
-    parameters = count_parameters(job.model, prepared.tokenizers.vocab_sizes).total
+    parameters = sum(parameter.numel() for parameter in built.state.model.parameters())
     settings = {name: f"{name} {value}" for name, value in to_json(resolved).items() if value is not None}
     log.info("%s parameters; %s", f"{parameters:,}", ", ".join(settings.pop(name) for name in SHOWN))
     log.debug("%s", ", ".join(settings.values()))
@@ -324,79 +322,72 @@ class _Built:
     memory: MemoryCheck | None
 
 
-@dataclass(frozen=True)
-class _Builder:
-    """Builds the state of a run, and what computes its steps, in a way that the device is sound in."""
+def _build(
+    way: Resolved,
+    *,
+    job: TrainJob,
+    world: World,
+    device: torch.device,
+    prepared: Prepared,
+    batching_for: Callable[[Resolved], Batching],
+    checkpoint: Checkpoint | None,
+    source: Checkpoint | None,
+    prover: Prover,
+    trial: Trial | None,
+) -> _Built:
+    """Build the state, and what computes its steps, in this way. Raises UnsoundError if it is not sound on this device.
 
-    job: TrainJob
-    world: World
-    device: torch.device
-    vocab_size: VocabSize
-    stores: EpochStores
-    batching: Callable[[Resolved], Batching]
-    checkpoint: Checkpoint | None
-    source: Checkpoint | None
-    prover: Prover
-    trial: Trial | None  # None: no step is tried
+    Without a `trial`, no step is tried.
+    """
+    # The state: new, from other weights, or from a checkpoint.
+    state = TrainState.at_start(
+        job.model,
+        job.train,
+        vocab_size=prepared.tokenizers.vocab_sizes,
+        device=device,
+        precision=way.precision,
+        source=source,
+    )
+    record = None if checkpoint is None else state.restore(checkpoint, rank=world.rank)
+    store = prepared.store
 
-    def build(self, way: Resolved) -> _Built:
-        """Build everything in this way. Raises UnsoundError if a stage of it is not sound on this device."""
-        state, record = self._state(way)
-        store = self.stores.corpus
+    # Without the compiler and graphs.
+    uncompiled, *_ = stages_of(way)
+    prover.prove(uncompiled, lambda: plain_deviation(uncompiled, job, model=state.model, store=store, device=device))
 
-        # Without the compiler and graphs.
-        uncompiled, *_ = stages_of(way)
-        self.prover.prove(
-            uncompiled,
-            lambda: plain_deviation(uncompiled, self.job, model=state.model, store=store, device=self.device),
+    # Micro-batches that fit into memory.
+    if trial is not None:
+        way = trial.fit(way, _objective(uncompiled, job, state))
+    batching = batching_for(way)
+
+    # The model under its loss, as it will be trained.
+    objective = _objective(way, job, state)
+    parallel = objective if way.cuda_graphs else world.wrap(objective)
+    if way.compile:
+        prover.prove(
+            replace(way, cuda_graphs=False),
+            lambda: compiled_deviation(
+                way, objective=objective, parallel=parallel, store=store, batching=batching, device=device
+            ),
         )
+    memory = None if trial is None else trial.check(way, parallel)
 
-        # Micro-batches that fit into memory.
-        if self.trial is not None:
-            way = self.trial.fit(way, self._objective(uncompiled, state))
-        batching = self.batching(way)
-
-        # The model under its loss, as it will be trained.
-        objective = self._objective(way, state)
-        parallel = objective if way.cuda_graphs else self.world.wrap(objective)
-        if way.compile:
-            self.prover.prove(
-                replace(way, cuda_graphs=False),
-                lambda: compiled_deviation(
-                    way, objective=objective, parallel=parallel, store=store, batching=batching, device=self.device
-                ),
-            )
-        memory = None if self.trial is None else self.trial.check(way, parallel)
-
-        # What a step computes, recorded or not.
-        clip_norm = self.job.train.clip_norm
-        computation = Computation(parallel, state.optimizer, state.scaler, clip_norm, self.device, way.precision)
-        if way.cuda_graphs:
-            computation = graphed = GraphedComputation(computation, reduces=self.world.size > 1)
-            self.prover.prove(
-                way,
-                lambda: replayed_deviation(way, graphed=graphed, store=store, batching=batching, device=self.device),
-            )
-        return _Built(way, state, record, computation, memory)
-
-    def _state(self, way: Resolved) -> tuple[TrainState, TrainingRecord | None]:
-        """New, from other weights, or from a checkpoint."""
-        state = TrainState.at_start(
-            self.job.model,
-            self.job.train,
-            vocab_size=self.vocab_size,
-            device=self.device,
-            precision=way.precision,
-            source=self.source,
+    # What a step computes, recorded or not.
+    computation = Computation(parallel, state.optimizer, state.scaler, job.train.clip_norm, device, way.precision)
+    if way.cuda_graphs:
+        computation = graphed = GraphedComputation(computation, reduces=world.size > 1)
+        prover.prove(
+            way, lambda: replayed_deviation(way, graphed=graphed, store=store, batching=batching, device=device)
         )
-        return state, None if self.checkpoint is None else state.restore(self.checkpoint, rank=self.world.rank)
+    return _Built(way, state, record, computation, memory)
 
-    def _objective(self, way: Resolved, state: TrainState) -> Objective:
-        """The model under its loss, compiled or not."""
-        objective = Objective(state.model, self.job.train.label_smoothing, loss_rows=way.loss_rows).train()
-        if way.compile:
-            objective.compile()
-        return objective
+
+def _objective(way: Resolved, job: TrainJob, state: TrainState) -> Objective:
+    """The model under its loss, compiled or not."""
+    objective = Objective(state.model, job.train.label_smoothing, loss_rows=way.loss_rows).train()
+    if way.compile:
+        objective.compile()
+    return objective
 
 
 def _prover(job: TrainJob, directory: RunDir, *, device: torch.device, world: World, proves: bool) -> Prover:
