@@ -28,7 +28,7 @@ from transformer.data.round_trip import RoundTrip
 from transformer.data.screening import Screened, TextCounts, refuse_empty
 from transformer.data.store import Ids, Sentences, Store, StoreWriter
 from transformer.data.tokenizer import Tokenizers, sample_lines, train_tokenizer
-from transformer.data.training_text import Model, TrainingText, screens_of
+from transformer.data.training_text import Model, TrainingText
 from transformer.errors import InputError
 from transformer.files import read_json
 from transformer.machine import trim_heap
@@ -37,8 +37,8 @@ REPORT = "report.json"  # beside the files of the store, as TOKENIZER is
 BLOCK = 10_000  # pairs that are in memory at a time
 SAMPLED_TARGETS = 2_000  # training targets, at least, of which the round trip through the tokenizer is checked
 
-# Why a pair is dropped, in the order of the checks; the detectors come after the first three.
-REASONS = ("empty", "identical", "duplicate", "no_pieces", "too_long", "ratio")
+# Why a pair is dropped for its number of pieces, in the order of the checks: behind what `screening` drops it for.
+REASONS = ("no_pieces", "too_long", "ratio")
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def report_of(
         pairs_read=sum(text.read),
         pairs_kept=sum(pieces.kept),
         sources=[PairCounts(read, kept) for read, kept in zip(text.read, pieces.kept, strict=True)],
-        dropped={reason: dropped[reason] for reason in _reasons(corpus.filters)},
+        dropped=dropped,
         filters=corpus.filters,
         tokens=tokens,
         vocab_size=tokenizers.target.vocab_size,
@@ -129,12 +129,6 @@ def _report_json(report: BuildReport) -> dict[str, Any]:
     if not report.filters.doctor:
         del primitives["samples"], primitives["filters"]["doctor"]
     return primitives
-
-
-def _reasons(filters: FilterConfig) -> list[str]:
-    """What a pair can be dropped for, in the order of the checks."""
-    asked_for = [name for _, names in screens_of(filters.doctor or []) for name in names]
-    return [*REASONS[:3], *asked_for, *REASONS[3:]]
 
 
 # ---- the tokenizers -------------------------------------------------------------------------------------------------
@@ -198,7 +192,7 @@ def encode_pairs(
     filters = corpus.filters
     sampled_every = max(1, sum(text.kept) // SAMPLED_TARGETS)  # how far apart those are, in a block, that are checked
     kept = bytearray()  # 1 for a pair that is written
-    dropped = Counter(dict.fromkeys(REASONS[3:], 0))
+    dropped = Counter(dict.fromkeys(REASONS, 0))
     sampled_targets: list[str] = []
     several_sentences = 0
     lengths = np.zeros(filters.max_length + 1, np.int64)
@@ -258,7 +252,7 @@ def _filter_by_pieces(
     empty = shorter == 0  # such as lone zero-width spaces
     too_long = ~empty & (longer > filters.max_length)
     ratio = ~empty & ~too_long & (longer > filters.max_ratio * shorter)
-    for reason, is_dropped in (("no_pieces", empty), ("too_long", too_long), ("ratio", ratio)):
+    for reason, is_dropped in zip(REASONS, (empty, too_long, ratio), strict=True):
         dropped[reason] += int(is_dropped.sum())
     return ~(empty | too_long | ratio)
 

@@ -150,8 +150,8 @@ def prepare(job: TrainJob) -> Prepared:
     round_trips = {f"data.{name}": set_report.references for name, set_report in report.sets.items()}
     round_trips["a sample of the training targets"] = report.targets
     of_target = models[-1]
-    warn_of_changes(round_trips, of_target.config, key=of_target.key, is_given=of_target.is_given)
-    _warn_of_cut_tags(job.data, tokenizers.source, is_given=models[0].is_given)
+    warn_of_changes(round_trips, of_target.config, key=of_target.key, is_given=of_target.given is not None)
+    _warn_of_cut_tags(job.data, tokenizers.source, is_given=models[0].given is not None)
     if len(mixture_weights) > 1:
         _log_mixture(mixture_weights, counts)
     log.info("data ready: %s; %.1f s", _summary(report), time.monotonic() - began)

@@ -35,7 +35,7 @@ class TextCounts:
 
     read: list[int]  # of each set
     kept: list[int]  # of each set
-    dropped: dict[str, int]  # by reason
+    dropped: dict[str, int]  # by reason, in the order of the checks
     samples: dict[str, list[DroppedPair]]  # the first few, by detector
 
 

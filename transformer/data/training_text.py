@@ -66,10 +66,6 @@ class Model:
     given: bytes | None  # None: to be trained
 
     @property
-    def is_given(self) -> bool:
-        return self.given is not None
-
-    @property
     def file(self) -> str:
         """Its name in a prepared corpus and in a run directory."""
         return MODEL_FILES[self.key]
