@@ -51,8 +51,8 @@ def in_way(decoder: BatchedDecoder, way: str) -> BatchedDecoder:
 
 def prove_search(
     decoder: BatchedDecoder, *, left: Container[str] = (), begin: Callable[[str], None] = lambda name: None
-) -> tuple[BatchedDecoder, str]:
-    """The first sound way to search with one model, and its name. Raises InputError where there is none.
+) -> str:
+    """The first sound way to search with one model, for `in_way`. Raises InputError where there is none.
 
     `begin` is told the name under which a way is tried, before it is; names in `left` are not tried.
     """
@@ -62,16 +62,15 @@ def prove_search(
         if name in left:
             continue
         begin(name)
-        made = in_way(decoder, way)
         try:
             with failures_in_words():
-                deviation = _checked_deviation(made)
+                deviation = _checked_deviation(in_way(decoder, way))
         except DeviatesError as error:
             log.warning("%s: not taken: %.300s", name, error)
             failures.append(f"{way}: {error}")
         else:
             log.info("searches agree with the plain computation: a piece's log-probability differs by %.2g", deviation)
-            return made, way
+            return way
     raise InputError(f"no search computes correctly on {decoder.device} ({'; '.join(failures)}): set device=cpu")
 
 
@@ -192,8 +191,7 @@ def sound_on_gpu(decoder: BatchedDecoder, run: RunDir) -> BatchedDecoder:
     """On a GPU, a search in a way that is sound there, which the run knows or which is proven now; else as it is."""
     if decoder.device.type != "cuda":
         return decoder
-    way = known_way(run, decoder.device)
-    return prove_search(decoder)[0] if way is None else in_way(decoder, way)
+    return in_way(decoder, known_way(run, decoder.device) or prove_search(decoder))
 
 
 def known_way(run: RunDir, device: torch.device) -> str | None:

@@ -216,7 +216,7 @@ class Prover:
             return decoder
         if self.proof.search is None:
             try:
-                _, way = prove_search(
+                way = prove_search(
                     decoder,
                     left=self.proof.failures,
                     begin=lambda name: self._keep(replace(self.proof, trying=name)),
