@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import torch
 
@@ -331,53 +332,39 @@ class Translator:
         A translation begins with the text of its prefix as it was given, even if the pieces of the prefix do not spell
         it: an unknown character has no piece of its own.
         """
-        alignments = self._align(list(sources.values()), hypotheses) if align else None
-        penalty = length_penalty(self.search.length_penalty)
-        texts = iter(
-            self.tokenizers.target.decode([hypothesis.tokens for n_best in hypotheses for hypothesis in n_best])
-        )
-        spelt_prefixes = self.tokenizers.target.decode([prefix.ids for prefix in prefixes])
+        # Of all hypotheses, end to end.
+        pairs = [
+            (source, hypothesis.tokens)
+            for source, n_best in zip(sources.values(), hypotheses, strict=True)
+            for hypothesis in n_best
+        ]
+        texts = iter(self.tokenizers.target.decode([target for _, target in pairs]))
+        alignments = iter(self._align(pairs)) if align else repeat(None)
 
+        penalty = length_penalty(self.search.length_penalty)
+        spelt_prefixes = self.tokenizers.target.decode([prefix.ids for prefix in prefixes])
         by_index = {}
-        for n, (index, n_best) in enumerate(zip(sources, hypotheses, strict=True)):
-            alignments_of_source = [None] * len(n_best) if alignments is None else alignments[n]
-            of_source = []
-            for hypothesis, alignment in zip(n_best, alignments_of_source, strict=True):
-                text = prefixes[n].text + next(texts).removeprefix(spelt_prefixes[n])
-                translation = Translation(
-                    text=text,
+        for index, n_best, prefix, spelt in zip(sources, hypotheses, prefixes, spelt_prefixes, strict=True):
+            by_index[index] = [
+                Translation(
+                    text=prefix.text + next(texts).removeprefix(spelt),
                     log_prob=hypothesis.log_prob,
                     score=hypothesis.score(penalty),
                     finished=hypothesis.finished,
-                    alignment=alignment,
+                    alignment=next(alignments),
                     length=hypothesis.length,
                 )
-                of_source.append(translation)
-            by_index[index] = of_source
+                for hypothesis in n_best
+            ]
         return [by_index.get(index, [BLANK]) for index in range(n_texts)]
 
-    def _align(self, sources: Sequence[list[int]], hypotheses: Sequence[Sequence[Hypothesis]]) -> list[list[Alignment]]:
-        """The alignment of each hypothesis with its source."""
-        pairs = []
-        for source, n_best in zip(sources, hypotheses, strict=True):
-            pairs += [(source, hypothesis.tokens) for hypothesis in n_best]
-        aligned = self.decoder.align(pairs)
-
-        # As many for each source as it has hypotheses.
-        alignments = []
-        start = 0
-        for n_best in hypotheses:
-            end = start + len(n_best)
-            of_source = []
-            for (source, target), source_of in zip(pairs[start:end], aligned[start:end], strict=True):
-                of_source.append(
-                    Alignment(
-                        _pieces(source, self.tokenizers.source), _pieces(target, self.tokenizers.target), source_of
-                    )
-                )
-            alignments.append(of_source)
-            start = end
-        return alignments
+    def _align(self, pairs: Sequence[IdPair]) -> list[Alignment]:
+        """The alignment of each target with its source."""
+        source, target = self.tokenizers.sides
+        return [
+            Alignment(_pieces(source_ids, source), _pieces(target_ids, target), source_of)
+            for (source_ids, target_ids), source_of in zip(pairs, self.decoder.align(pairs), strict=True)
+        ]
 
     # ---- text to ids and back
 
