@@ -131,7 +131,7 @@ def spm() -> bytes:
 
 @pytest.fixture
 def translator(spm: bytes) -> Translator:
-    tokenizer = Tokenizer.from_bytes(spm)
+    tokenizer = Tokenizer(spm)
     return translator_with(network(tokenizer.vocab_size, 1, torch.float64), tokenizer)
 
 

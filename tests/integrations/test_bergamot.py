@@ -34,7 +34,7 @@ def original(spm: bytes) -> Original:
 
 
 def original_with(spm: bytes, **changes: Any) -> Original:
-    one = Tokenizer.from_bytes(spm)
+    one = Tokenizer(spm)
     translator = random_translator(ModelConfig(**SIZES | changes), Tokenizers(one, one))
     chosen = choose_sentences(((text, None) for text in sentences(8)), translator=translator, count=8)
     return replace(original_of(translator), sentences=chosen, output=Path("tiny-bergamot"))
@@ -144,7 +144,7 @@ def test_export_to_bergamot_has_the_names_of_firefox_and_what_translate_locally_
 
 def test_export_to_bergamot_of_two_vocabularies_names_both(spm: bytes, tmp_path: Path) -> None:
     one = original_with(spm)
-    sides = Tokenizers(one.translator.tokenizers.source, Tokenizer.from_bytes(spm))
+    sides = Tokenizers(one.translator.tokenizers.source, Tokenizer(spm))
     given = replace(one, translator=random_translator(ModelConfig(**SIZES), sides))
     bergamot.write(given, tmp_path)
     assert {path.name for path in tmp_path.glob("*.spm")} == {"srcvocab.ende.spm", "trgvocab.ende.spm"}

@@ -81,7 +81,7 @@ def model_that_ends(vocab_size: int, seed: int, config: Any = CONFIG) -> Transfo
 def write_run(folder: Path, spm: bytes, *, seed: int = 1, search: SearchConfig = SEARCH, config: Any = CONFIG) -> Path:
     folder.mkdir(parents=True)
     (folder / "tokenizer.model").write_bytes(spm)
-    size = Tokenizer.from_bytes(spm).vocab_size
+    size = Tokenizer(spm).vocab_size
     job = TrainJob(model=config, search=SEARCH, data=DataConfig(filter=FilterConfig(max_length=50)))
     commit(
         folder,
@@ -431,7 +431,7 @@ def test_engine_of_few_positions_is_compared_with_translations_that_do_not_end(
 
 
 def test_engine_is_compared_on_made_up_texts_of_the_source_s_pieces(spm: bytes, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_bytes(spm)
+    tokenizer = Tokenizer(spm)
     translator = SimpleNamespace(
         decoder=SimpleNamespace(max_positions=100),
         model=SimpleNamespace(vocab_size=10_000, source_vocab_size=tokenizer.vocab_size),

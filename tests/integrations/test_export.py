@@ -164,7 +164,7 @@ def two_tokenizers(text: list[tuple[str, str]]) -> Tokenizers:
     """Of the two sides of the text, with other sizes."""
     source, target = zip(*text, strict=True)
     models = [train_tokenizer(lines, TokenizerConfig(vocab_size=size)) for lines, size in ((source, 50), (target, 45))]
-    tokenizers = Tokenizers(*map(Tokenizer.from_bytes, models))
+    tokenizers = Tokenizers(*map(Tokenizer, models))
     assert tokenizers.source.vocab_size != tokenizers.target.vocab_size
     return tokenizers
 
@@ -172,7 +172,7 @@ def two_tokenizers(text: list[tuple[str, str]]) -> Tokenizers:
 def random_translator(config: ModelConfig, tokenizer: bytes | Tokenizers, seed: int = 1) -> Translator:
     """Every weight is random, gains and biases of norms among them, which training would begin with at 1 and 0."""
     if isinstance(tokenizer, bytes):
-        one = Tokenizer.from_bytes(tokenizer)
+        one = Tokenizer(tokenizer)
         tokenizer = Tokenizers(one, one)
     torch.manual_seed(seed)
     model = Transformer(config, tokenizer.vocab_sizes)

@@ -58,7 +58,7 @@ def test_graph_of_a_padded_batch_is_that_of_each_sentence() -> None:
 
 @pytest.fixture(scope="module")
 def shared(spm: bytes) -> Tokenizers:
-    one = Tokenizer.from_bytes(spm)
+    one = Tokenizer(spm)
     return Tokenizers(one, one)
 
 
@@ -85,7 +85,7 @@ def test_export_to_marian_is_exact_but_for_the_norms(
 @pytest.mark.parametrize("name", ["shared", "separate"])
 def test_export_to_marian_writes_what_marian_writes(name: str, shared: Tokenizers, tmp_path: Path) -> None:
     """The same arrays, of the same types and shapes but for the vocabularies, and the same settings."""
-    both = shared if name == "shared" else Tokenizers(shared.source, Tokenizer.from_bytes(shared.source.model))
+    both = shared if name == "shared" else Tokenizers(shared.source, Tokenizer(shared.source.model))
     marian.write(original_of(random_translator(SHAPES[name], both)), tmp_path)
     with np.load(tmp_path / "model.npz") as written:
         arrays = {key: written[key] for key in written.files}

@@ -274,7 +274,7 @@ class Exponent:
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("ends", [0.0, 4.0])
 def test_narrowing_searches_loses_a_place_for_each_translation_that_ends(width: int, ends: float, spm: bytes) -> None:
-    one = Tokenizer.from_bytes(spm)
+    one = Tokenizer(spm)
     translator = random_translator(SHAPES["shared"], Tokenizers(one, one))
     assert translator.model.output_bias is not None
     with torch.no_grad():

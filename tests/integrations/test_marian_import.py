@@ -126,7 +126,7 @@ def test_import_of_a_pre_norm_model_scores_as_marian_does(
 
 @pytest.fixture(scope="module")
 def shared(spm: bytes) -> Tokenizers:
-    one = Tokenizer.from_bytes(spm)
+    one = Tokenizer(spm)
     return Tokenizers(one, one)
 
 

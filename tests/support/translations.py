@@ -73,7 +73,7 @@ def write_run(folder: Path, spm: bytes, *, seed: int, tag: str | None = None) ->
     """A run directory with one checkpoint of random weights, which may have learnt a tag, and text without one."""
     folder.mkdir(parents=True)
     (folder / "tokenizer.model").write_bytes(spm)
-    size = Tokenizer.from_bytes(spm).vocab_size
+    size = Tokenizer(spm).vocab_size
     sets = {} if tag is None else {"tagged": ExtraConfig(tag=tag)}
     data = DataConfig(filter=FilterConfig(max_length=50), extra=sets)
     config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=data))

@@ -155,7 +155,7 @@ def real_sentences() -> Store:
     files = [folder / f"train.{language}" for language in ("en", "de")]
     texts = [file.read_text(encoding="utf-8").split("\n")[:3_000] for file in files]
     model = train_tokenizer(chain(*texts), TokenizerConfig(vocab_size=VOCAB_SIZE))
-    tokenizer = Tokenizer.from_bytes(model)
+    tokenizer = Tokenizer(model)
     return Store.from_pieces(*(tokenizer.encode(text) for text in texts))
 
 

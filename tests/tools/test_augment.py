@@ -116,7 +116,7 @@ def tokenizers() -> Tokenizers:
         "qwertyuiop asdfghjkl zxcvbnm QWERTYUIOP ASDFGHJKL ZXCVBNM",
     ]
     config = TokenizerConfig(vocab_size=120)
-    tokenizer = Tokenizer.from_bytes(train_tokenizer(lines, config, tags=["<2de>"]))
+    tokenizer = Tokenizer(train_tokenizer(lines, config, tags=["<2de>"]))
     return Tokenizers(tokenizer, tokenizer)
 
 

@@ -657,7 +657,7 @@ def test_rare_shares_are_near_those_of_tokenizers_that_are_trained(algorithm: Al
     lines = [line for lang in ("en", "de") for line in read_lines(ROOT / "data" / "demo" / f"train.{lang}", 2_000)]
 
     def shares_of(vocab_size: int) -> Any:
-        tokenizer = Tokenizer.from_bytes(train_tokenizer(lines, TokenizerConfig(algorithm, vocab_size)))
+        tokenizer = Tokenizer(train_tokenizer(lines, TokenizerConfig(algorithm, vocab_size)))
         ids = [piece for pieces in tokenizer.encode(lines) for piece in pieces]
         return rare_shares(tokenizer.vocabulary(), np.bincount(ids, minlength=vocab_size))
 

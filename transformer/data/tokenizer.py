@@ -34,7 +34,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Tokenizer:
     """A trained model. Raises InputError where the bytes are not a SentencePiece model, or have other special ids."""
 
-    def __init__(self, tokenizer_model: bytes, origin: str) -> None:
+    def __init__(self, tokenizer_model: bytes, origin: str = "tokenizer") -> None:
         if not 0 < len(tokenizer_model) <= LARGEST_MODEL:
             raise InputError(f"{origin}: not a SentencePiece model ({len(tokenizer_model)} bytes)")
 
@@ -68,11 +68,6 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Read a model file."""
         return cls(read_model(path), str(path))
-
-    @classmethod
-    def from_bytes(cls, tokenizer_model: bytes) -> "Tokenizer":
-        """A tokenizer from the content of a model file."""
-        return cls(tokenizer_model, "tokenizer")
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The pieces of each text. The calling thread does all the work, and other threads run meanwhile."""

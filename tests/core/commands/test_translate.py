@@ -77,7 +77,7 @@ def run_dir(spm: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(spm)
-    size = Tokenizer.from_bytes(spm).vocab_size
+    size = Tokenizer(spm).vocab_size
     config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=DataConfig(filter=FilterConfig(max_length=50))))
     for step in (10, 20, 30):
         model = {"model": parameters_by_name(network(size, step))}
@@ -545,7 +545,7 @@ def test_load_translator_refuses_what_does_not_fit(
     tmp_path: Path, spm: bytes, change: dict[str, object], message: str
 ) -> None:
     (tmp_path / "tokenizer.model").write_bytes(spm)
-    size = Tokenizer.from_bytes(spm).vocab_size
+    size = Tokenizer(spm).vocab_size
     config = {"model": {**to_json(CONFIG), **change}, "search": to_json(SEARCH)}
     vocab_size = config["model"].pop("vocab_size", size)
     model = {"model": parameters_by_name(network(size, 1))}
@@ -558,7 +558,7 @@ def test_load_translator_refuses_what_does_not_fit(
 @pytest.mark.parametrize("command", ["evaluate", "average"])
 def test_evaluate_and_average_name_settings_that_are_not_there(command: str, tmp_path: Path, spm: bytes) -> None:
     (tmp_path / "tokenizer.model").write_bytes(spm)
-    size = Tokenizer.from_bytes(spm).vocab_size
+    size = Tokenizer(spm).vocab_size
     config = {"model": to_json(CONFIG), "search": to_json(SEARCH)}
     model = {"model": parameters_by_name(network(size, 1))}
     commit(tmp_path, step=1, tensors=model, state=state_of(size), config=config)
@@ -827,7 +827,7 @@ def test_evaluate_copies_a_data_set_to_where_it_is_told(given: bool, place: str,
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     (folder / "tokenizer.model").write_bytes(spm)
-    size = Tokenizer.from_bytes(spm).vocab_size
+    size = Tokenizer(spm).vocab_size
     data = DataConfig(filter=FilterConfig(max_length=50), store_dir=str(tmp_path / "the checkpoint's"))
     config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=data))
     model = {"model": parameters_by_name(network(size, 1))}

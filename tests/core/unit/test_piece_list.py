@@ -30,7 +30,7 @@ def pieces(spm: bytes) -> list[str]:
 
 
 def test_listed_ids_are_the_places_in_the_list(spm: bytes, pieces: list[str]) -> None:
-    tokenizer = Tokenizer.from_bytes(join_piece_list(spm, pieces))
+    tokenizer = Tokenizer(join_piece_list(spm, pieces))
     processor = sentencepiece.SentencePieceProcessor(model_proto=spm)
     assert tokenizer.vocab_size == len(pieces)
     assert tokenizer.pieces() == pieces
@@ -59,16 +59,16 @@ def test_listed_file_is_a_sentencepiece_model(spm: bytes, pieces: list[str]) -> 
 
 
 def test_listed_vocabulary_is_one_where_the_lists_are_the_same(spm: bytes, pieces: list[str]) -> None:
-    one, same = (Tokenizer.from_bytes(join_piece_list(spm, pieces)) for _ in range(2))
-    other = Tokenizer.from_bytes(join_piece_list(spm, [*pieces, "more"]))
+    one, same = (Tokenizer(join_piece_list(spm, pieces)) for _ in range(2))
+    other = Tokenizer(join_piece_list(spm, [*pieces, "more"]))
     assert Tokenizers(one, same).vocab_sizes == len(pieces)
     assert Tokenizers(one, other).vocab_sizes == VocabSizes(len(pieces), len(pieces) + 1)
-    assert Tokenizers(Tokenizer.from_bytes(spm), Tokenizer.from_bytes(spm)).vocab_sizes == VocabSizes(60, 60)
+    assert Tokenizers(Tokenizer(spm), Tokenizer(spm)).vocab_sizes == VocabSizes(60, 60)
 
 
 def test_listed_pieces_are_sampled_under_their_ids(spm: bytes, pieces: list[str]) -> None:
     """BPE-dropout at 1 spells a text in single characters, at 0 it leaves it as it is."""
-    tokenizer = Tokenizer.from_bytes(join_piece_list(spm, pieces))
+    tokenizer = Tokenizer(join_piece_list(spm, pieces))
     encoded = tokenizer.encode(["the old dog runs"])
     for rate in (0.0, 1.0):
         drawn = SubwordSampler(tokenizer.vocabulary(), rate).sample(

@@ -71,7 +71,7 @@ def trained(algorithm: str, corpus_name: str, **settings: Any) -> Tokenizer:
         minloglevel=2,
         **{**usual, **settings},
     )
-    return Tokenizer.from_bytes(model.getvalue())
+    return Tokenizer(model.getvalue())
 
 
 def draw(
@@ -168,7 +168,7 @@ def test_sampler_never_splits_a_tag(algorithm: Algorithm, rate: float) -> None:
     """Nor does it become part of the word behind it."""
     texts = corpus("demo")[:200]
     config = TokenizerConfig(vocab_size=800, algorithm=algorithm)
-    tokenizer = Tokenizer.from_bytes(train_tokenizer(texts, config, tags=["<bt>", "<2de>"]))
+    tokenizer = Tokenizer(train_tokenizer(texts, config, tags=["<bt>", "<2de>"]))
     tags = [4 + n % 2 for n in range(200)]  # the ids behind the four special ones
     sentences = [[tag, *ids] for tag, ids in zip(tags, tokenizer.encode(texts), strict=True)]
     found = draw(SubwordSampler(tokenizer.vocabulary(), rate), sentences)

@@ -33,7 +33,7 @@ SMALL = TokenizerConfig(vocab_size=80)
 
 
 def trained(**settings: object) -> Tokenizer:
-    return Tokenizer.from_bytes(train_tokenizer(LINES, TokenizerConfig(**{"vocab_size": 80, **settings})))  # type: ignore[arg-type]
+    return Tokenizer(train_tokenizer(LINES, TokenizerConfig(**{"vocab_size": 80, **settings})))  # type: ignore[arg-type]
 
 
 TOKENIZER = trained()
@@ -112,7 +112,7 @@ CHINESE = [
 def bleu_after_the_round_trip(lines: list[str], language: str, normalization: Normalization) -> float:
     """What sacreBLEU gives a perfect translation, once the tokenizer has encoded and decoded it."""
     config = TokenizerConfig(vocab_size=5_000, byte_fallback=True, normalization=normalization)
-    tokenizer = Tokenizer.from_bytes(train_tokenizer(lines, config))
+    tokenizer = Tokenizer(train_tokenizer(lines, config))
     decoded = tokenizer.decode(tokenizer.encode(lines))
     return float(BLEU(trg_lang=language, force=True).corpus_score(decoded, [lines]).score)
 
@@ -215,7 +215,7 @@ def test_train_tokenizer_makes_each_tag_a_piece(algorithm: Algorithm, normalizat
     """Whatever punctuation it has. The text behind it, and text that has it inside a word, keep their pieces."""
     config = TokenizerConfig(vocab_size=80, algorithm=algorithm, normalization=normalization)
     tags = ["<bt>", "<b>", ">>de<<", "__de__", "<a,b>", '<a"b>', "'a'", "\\a\\", "[The]", "<zh-Hant>"]
-    tokenizer = Tokenizer.from_bytes(train_tokenizer(LINES, config, tags=tags))
+    tokenizer = Tokenizer(train_tokenizer(LINES, config, tags=tags))
     assert tokenizer.vocab_size <= 80
     assert [tokenizer.piece(index) for index in range(4, 14)] == [f"\u2581{tag}" for tag in tags]
 
@@ -250,7 +250,7 @@ def test_tokenizer_has_word_of_one_piece(symbols: list[str], known: bool) -> Non
         eos_id=3,
         minloglevel=2,
     )
-    assert Tokenizer.from_bytes(model.getvalue()).has_word("<bt>") == known
+    assert Tokenizer(model.getvalue()).has_word("<bt>") == known
 
 
 def sampled(total: int, limit: int) -> list[int]:
@@ -402,4 +402,4 @@ def test_tokenizer_from_bytes_refuses_pieces_that_are_not_utf8(damaged: Callable
     """SentencePiece loads them; the first translation that holds one would end in a UnicodeDecodeError."""
     model = train_tokenizer(LINES, SMALL)
     with pytest.raises(InputError, match=r"^tokenizer: a piece of it is not UTF-8: b'.*\\xff"):
-        Tokenizer.from_bytes(damaged(model))
+        Tokenizer(damaged(model))
