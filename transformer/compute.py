@@ -189,9 +189,7 @@ def memory_errors_named(phase: str, *, remedy: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise InputError(f"out of GPU memory while {phase}: {remedy}") from error
-    except MemoryError as error:
-        raise InputError(f"out of memory while {phase}: {remedy}") from error
-    except RuntimeError as error:
+    except (MemoryError, RuntimeError) as error:
         lack = lack_of(error)
         if lack is None:
             raise

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transformer.errors import InputError, PeerError, Rank0Error, Stopped, TransformerError
 from transformer.liveness import Watch, ending_with_launcher, keeping_status, meeting_in_time
-from transformer.machine import cores, resolve_threads
+from transformer.machine import cores, local_world_size, resolve_threads
 
 T = TypeVar("T")
 
@@ -155,8 +155,8 @@ class World:
 
         There are never more threads than cores, unless there were before. Raises StorageError if none can be started.
         """
-        first = self.rank - int(os.environ.get("LOCAL_RANK", "0"))
-        neighbours = range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        first = self.rank - _local_rank()
+        neighbours = range(first, first + local_world_size())
         n_busy = sum(rank in busy for rank in neighbours)
         if self.rank not in busy or n_busy == len(neighbours):
             yield
@@ -240,8 +240,13 @@ def local_device(device: torch.device) -> torch.device:
     """The GPU of this rank, where GPUs are used."""
     if device.type != "cuda":
         return device
-    number = int(os.environ.get("LOCAL_RANK", "0"))
+    number = _local_rank()
     return torch.device("cuda", number % torch.cuda.device_count() if _shares_gpus() else number)
+
+
+def _local_rank() -> int:
+    """The number of this rank among those of its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def choose_local_device(device: torch.device) -> None:
@@ -250,7 +255,7 @@ def choose_local_device(device: torch.device) -> None:
     Raises InputError where there are more ranks than GPUs, and they are not allowed to share.
     """
     if device.type == "cuda":
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        ranks = local_world_size()
         gpus = torch.cuda.device_count()
         if ranks > gpus and not _shares_gpus():
             raise InputError(f"{ranks} ranks on a machine with {gpus} GPUs: torchrun --nproc-per-node={gpus}")

@@ -114,10 +114,14 @@ class _Work:
 
 def _with_prefixes(blocks: Iterable[list[bytes]], path: str | None) -> Generator[list[_Line], None, None]:
     """The lines, each with that of a file of prefixes, blank ones where there is none. Raises InputError."""
+    if path is None:
+        yield from ([(text, "") for text in block] for block in blocks)
+        return
+
     line = 1
-    with closing(_prefixes(path)) as prefixes:
+    with closing(read_lines(Path(path))) as prefixes:
         for block in blocks:
-            given = [""] * len(block) if path is None else list(islice(prefixes, len(block)))
+            given = list(islice(prefixes, len(block)))
             if len(given) < len(block):
                 raise InputError(
                     f"{path} has {line - 1 + len(given)} lines, but there are more to translate: give a prefix, "
@@ -206,12 +210,6 @@ def _warn_of_nothing(tally: Tally) -> None:
     if 0 < tally.get(TRANSLATED, 0) == tally.get(EMPTY):
         count = int(tally[EMPTY])
         log.warning("%d of %d translations are empty: the model has hardly learnt", count, count)
-
-
-def _prefixes(path: str | None) -> Generator[str, None, None]:
-    """The lines of a file, or nothing where there is no file."""
-    if path is not None:
-        yield from read_lines(Path(path))
 
 
 def _decode(line: bytes, number: int, *, strict: bool) -> str:
