@@ -6,7 +6,6 @@ formula. `proof` decides what is compared, and what becomes of a way that deviat
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -131,15 +130,6 @@ def compare_whole(found: Gradient, wanted: Gradient, *, loss: float, gradient: f
 # ---- a kernel of attention ------------------------------------------------------------------------------------------
 
 
-class _Role(NamedTuple):
-    """What attention is for (section 3.2.3): whose queries read whose keys."""
-
-    name: str
-    queries: Packed
-    keys: Packed
-    causal: bool
-
-
 def compare_kernel(way: Resolved, config: ModelConfig, store: Store, ids: Ids, *, device: torch.device) -> None:
     """Raise DeviatesError unless the kernel attends to packed sentences as the formula does, in its three roles.
 
@@ -150,40 +140,42 @@ def compare_kernel(way: Resolved, config: ModelConfig, store: Store, ids: Ids, *
     in_groups = compared_batch(replace(way, attention_kernel=None), store, ids).to(device)
     limit = tolerance_of(way.precision).attention
 
-    for role, role_in_groups in zip(_roles(batch), _roles(in_groups), strict=True):
-        found = _attend_randomly(role, config, dtype=product_dtype(way.precision))
+    plain_roles = _roles(in_groups, config)
+    for role, spec in _roles(batch, config).items():
+        found = _attend_randomly(spec, config, dtype=product_dtype(way.precision))
         with sdpa_kernel(SDPBackend.MATH):
-            plain = _attend_randomly(role_in_groups, config, dtype=dtype_of(way.precision))
+            plain = _attend_randomly(plain_roles[role], config, dtype=dtype_of(way.precision))
         for name, given, wanted in zip(("output", "dq", "dk", "dv"), found, plain, strict=True):
-            check(f"the {name} of {role.name}", distance([given], [wanted]), limit)
+            check(f"the {name} of {role}", distance([given], [wanted]), limit)
 
 
-def _roles(batch: Batch) -> list[_Role]:
-    """The roles of attention in a packed batch."""
-    source = batch.source_layout
-    target = batch.target_layout
-    assert isinstance(source, Packed)
-    assert isinstance(target, Packed)
-    return [
-        _Role("self-attention", source, source, causal=False),
-        _Role("masked self-attention", target, target, causal=True),
-        _Role("encoder-decoder attention", target, source, causal=False),
-    ]
-
-
-def _attend_randomly(role: _Role, config: ModelConfig, *, dtype: torch.dtype) -> list[Tensor]:
-    """What attention gives for random queries `(N, H, d_k)`, keys and values, and the gradients of the three."""
-    scale = config.key_width**-0.5
-    spec = AttentionSpec(
-        queries=role.queries, keys=role.keys, causal=role.causal, scale=scale, score_vector=None, dropout=0.0
+def _roles(batch: Batch, config: ModelConfig) -> dict[str, AttentionSpec]:
+    """The roles of attention in a batch, by their names (section 3.2.3): whose queries read whose keys."""
+    plain = AttentionSpec(
+        queries=batch.source_layout,
+        keys=batch.source_layout,
+        causal=False,
+        scale=config.key_width**-0.5,
+        score_vector=None,
+        dropout=0.0,
     )
+    return {
+        "self-attention": plain,
+        "masked self-attention": replace(plain, queries=batch.target_layout, keys=batch.target_layout, causal=True),
+        "encoder-decoder attention": replace(plain, queries=batch.target_layout),
+    }
 
+
+def _attend_randomly(spec: AttentionSpec, config: ModelConfig, *, dtype: torch.dtype) -> list[Tensor]:
+    """What attention gives for random queries `(N, H, d_k)`, keys and values, and the gradients of the three."""
+    assert isinstance(spec.queries, Packed)
+    assert isinstance(spec.keys, Packed)
     draw = torch.Generator().manual_seed(0)
-    of_queries, of_keys = (len(layout.positions()) for layout in (role.queries, role.keys))
+    of_queries, of_keys = (len(layout.positions()) for layout in (spec.queries, spec.keys))
     widths = ((of_queries, config.key_width), (of_keys, config.key_width), (of_keys, config.value_width))
     q, k, v = (
         torch.randn(slots, config.n_heads, width, generator=draw)
-        .to(role.queries.offsets.device, dtype)
+        .to(spec.queries.offsets.device, dtype)
         .requires_grad_()
         for slots, width in widths
     )
@@ -212,7 +204,7 @@ def largest_leak(model: Transformer, batch: Batch) -> float:
 
     # What that changes in the first half.
     difference = (log_probs - log_probs_changed).abs().amax(-1)  # (B, T)
-    return float(difference[~is_later & _is_token(batch)].max())
+    return float(difference[~is_later & (batch.target_in != PAD)].max())
 
 
 def _log_probs(model: Transformer, tokens: Tensor, batch: Batch, memory: Tensor) -> Tensor:
@@ -228,15 +220,7 @@ def _is_in_later_half(batch: Batch) -> Tensor:
         is_later = torch.zeros_like(batch.target_in, dtype=torch.bool)
         for start, end in pairwise(layout.offsets.tolist()):
             is_later[(start + end + 1) // 2 : end] = True
-        return is_later & _is_token(batch)
-
-    half = (layout.lengths + 1) // 2
-    return (layout.positions() >= half.unsqueeze(1)) & layout.visible()
-
-
-def _is_token(batch: Batch) -> Tensor:
-    """The slots that hold a target token."""
-    layout = batch.target_layout
-    if isinstance(layout, Packed):
-        return batch.target_out != PAD
-    return layout.visible()
+    else:
+        half = (layout.lengths + 1) // 2
+        is_later = layout.positions() >= half.unsqueeze(1)
+    return is_later & (batch.target_in != PAD)
