@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,7 @@ class SubwordSampler:
             piece._replace(is_text=piece.is_text and math.copysign(1.0, piece.score) < 0.0) for piece in vocabulary
         ]
         spelling = _Spelling.of(vocabulary)
-        self._segmentation: _Segmentation
+        self._segmentation: _Merges | _Lattice
         if is_bpe:
             merges = _Merges.of(vocabulary, rate)
             self._segmentation = merges
@@ -176,17 +176,6 @@ class _Spelling:
         return self.neighbours.look_up(first, second) != _NONE
 
 
-class _Segmentation(Protocol):
-    """How segments become pieces."""
-
-    def segment(self, characters: Ids, starts: Ids, keys: Keys) -> Ids:
-        """The pieces of the segments that begin at `starts` `(s,)`, drawn by the `keys` of their characters.
-
-        Each piece stands at its first character, and _NONE at the others: `(c,)`.
-        """
-        ...
-
-
 # ---- BPE ------------------------------------------------------------------------------------------------------------
 
 
@@ -224,7 +213,11 @@ class _Merges:
         return np.flatnonzero(pieces[starts] != np.arange(len(starts)))
 
     def segment(self, characters: Ids, starts: Ids, keys: Keys) -> Ids:
-        """See `_Segmentation`. A step makes one merge in each segment that is left; `n` symbols are left in all."""
+        """The pieces of the segments that begin at `starts` `(s,)`, drawn by the `keys` of their characters.
+
+        Each piece stands at its first character, and _NONE at the others: `(c,)`. A step makes one merge in each
+        segment that is left; `n` symbols are left in all.
+        """
         pieces = np.full(len(characters), _NONE)
         symbols = characters.copy()  # (n,)
         places = np.arange(len(characters))  # (n,) of the symbol's first character
@@ -305,7 +298,7 @@ class _Lattice:
         return cls(_Table.of(children, len(vocabulary)), np.array(piece_at), log_probs, longest)
 
     def segment(self, characters: Ids, starts: Ids, keys: Keys) -> Ids:
-        """See `_Segmentation`. Probabilities are summed from the end to the front, then pieces are drawn in order."""
+        """See `_Merges.segment`. Probabilities are summed from the end to the front, then pieces are drawn in order."""
         ends = np.append(starts[1:], len(characters))  # (s,)
         left = np.repeat(ends, ends - starts) - np.arange(len(characters))  # (c,) characters to the segment's end
         edges = self._edges(characters, left)  # (L, c)

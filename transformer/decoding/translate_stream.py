@@ -21,7 +21,6 @@ from transformer.decoding.input_file import read_file
 from transformer.decoding.loading import load_for
 from transformer.decoding.output import Translation, format_translations
 from transformer.decoding.stream import Output, Tally, read_blocks, stream
-from transformer.decoding.translator import Translator
 from transformer.errors import InputError
 from transformer.machine import resolve_threads
 from transformer.plugins import LineChecker, Splitter
@@ -91,7 +90,7 @@ class _Work:
         if plugins.has("lines", "check"):
             self.line_check = plugins.find("lines", "check")(Path(job.run_dir), self.translator.tokenizers.source)
         # Of nothing: an error in the settings shows at once.
-        _translate(self.translator, job, [], None, line=1, choose=choose)
+        self._translate([], None, line=1)
 
     def __call__(self, block: list[_Line], line: int) -> Output:
         """The lines of output for some lines, the first of which is `line`."""
@@ -99,17 +98,66 @@ class _Work:
         lines = [_decode(text, line + n, strict=job.strict) for n, (text, _) in enumerate(block)]
         texts = [with_tag(text, job.tag) for text in lines]
         if self._sentences is not None:
-            joined = _translate_sentences(self.translator, job, lines, self._sentences, line=line)
+            joined = self._translate_sentences(lines, self._sentences, line=line)
             return Output("".join(f"{text}\n" for text in joined), _counted(lines, joined))
 
         prefixes = None if job.prefix is None else [prefix for _, prefix in block]
-        translations = _translate(self.translator, job, texts, prefixes, line=line, choose=self._choose)
+        translations = self._translate(texts, prefixes, line=line)
         tally = {} if self.line_check is None else self.line_check.count(texts)
         if self.pairs is not None:
             draft = self.pairs.draft(lines, [best for [best] in translations], first_line=line)
             return Output(draft.text, {**tally, **draft.tally})
         found = _counted(lines, [best.text for best, *_ in translations])
         return Output(format_translations(translations, job.format, first_line=line), {**tally, **found})
+
+    def _translate(self, texts: Sequence[str], prefixes: Sequence[str] | None, *, line: int) -> list[list[Translation]]:
+        """The translations of some lines, the first of which is `line`: searched or sampled, by the job's settings."""
+        job = self._job
+        if self._choose is None:
+            return self._find(texts, prefixes, line=line, count=job.n_best)
+
+        beam_size = self.translator.search.beam_size
+        default = SAMPLES_TO_RERANK if job.sample.is_wanted else beam_size
+        count = max(job.n_best, job.candidates or default)
+        if count > beam_size and not job.sample.is_wanted:
+            key = "candidates" if job.candidates else "n_best"
+            raise InputError(f"{key}={count} must be at most search.beam_size={beam_size}: raise that, or lower it")
+        found = self._find(texts, prefixes, line=line, count=count)
+        return [self._choose(translations)[: job.n_best] for translations in found]
+
+    def _find(
+        self, texts: Sequence[str], prefixes: Sequence[str] | None, *, line: int, count: int
+    ) -> list[list[Translation]]:
+        """`count` translations of each of these lines, as far as there are so many."""
+        job = self._job
+        if not job.sample.is_wanted:
+            return self.translator.translate_n_best(
+                texts, count, prefixes=prefixes, align=job.align, first_line=line, strict=job.strict
+            )
+
+        temperature = job.sample.temperature
+        return self.translator.sample(
+            texts,
+            count,
+            temperature=1.0 if temperature is None else temperature,
+            top_k=job.sample.top_k,
+            top_p=job.sample.top_p,
+            seed=job.sample.seed,
+            prefixes=prefixes,
+            align=job.align,
+            first_line=line,
+            strict=job.strict,
+        )
+
+    def _translate_sentences(self, lines: Sequence[str], sentences: Splitter, *, line: int) -> list[str]:
+        """The translations of some lines, sentence by sentence; the first of the lines is `line`."""
+        by_line = sentences.split(lines)
+        translations = self.translator.translate(
+            [with_tag(text, self._job.tag) for texts in by_line for text in texts],
+            lines=[number for number, texts in enumerate(by_line, line) for _ in texts],
+            strict=self._job.strict,
+        )
+        return list(sentences.join(translations, map(len, by_line)))
 
 
 def _with_prefixes(blocks: Iterable[list[bytes]], path: str | None) -> Generator[list[_Line], None, None]:
@@ -132,72 +180,6 @@ def _with_prefixes(blocks: Iterable[list[bytes]], path: str | None) -> Generator
 
         if next(prefixes, None) is not None:
             raise InputError(f"{path}:{line}: there are only {line - 1} lines to translate: leave the rest out")
-
-
-def _translate(
-    translator: Translator,
-    job: TranslateJob,
-    texts: Sequence[str],
-    prefixes: Sequence[str] | None,
-    *,
-    line: int,
-    choose: Choose | None,
-) -> list[list[Translation]]:
-    """The translations of some lines, the first of which is `line`: searched or sampled, by the job's settings."""
-    if choose is None:
-        return _find(translator, job, texts, prefixes, line=line, count=job.n_best)
-
-    beam_size = translator.search.beam_size
-    default = SAMPLES_TO_RERANK if job.sample.is_wanted else beam_size
-    count = max(job.n_best, job.candidates or default)
-    if count > beam_size and not job.sample.is_wanted:
-        key = "candidates" if job.candidates else "n_best"
-        raise InputError(f"{key}={count} must be at most search.beam_size={beam_size}: raise that, or lower it")
-    found = _find(translator, job, texts, prefixes, line=line, count=count)
-    return [choose(translations)[: job.n_best] for translations in found]
-
-
-def _find(
-    translator: Translator,
-    job: TranslateJob,
-    texts: Sequence[str],
-    prefixes: Sequence[str] | None,
-    *,
-    line: int,
-    count: int,
-) -> list[list[Translation]]:
-    """`count` translations of each of these lines, as far as there are so many."""
-    if not job.sample.is_wanted:
-        return translator.translate_n_best(
-            texts, count, prefixes=prefixes, align=job.align, first_line=line, strict=job.strict
-        )
-
-    temperature = job.sample.temperature
-    return translator.sample(
-        texts,
-        count,
-        temperature=1.0 if temperature is None else temperature,
-        top_k=job.sample.top_k,
-        top_p=job.sample.top_p,
-        seed=job.sample.seed,
-        prefixes=prefixes,
-        align=job.align,
-        first_line=line,
-        strict=job.strict,
-    )
-
-
-def _translate_sentences(
-    translator: Translator, job: TranslateJob, lines: Sequence[str], sentences: Splitter, *, line: int
-) -> list[str]:
-    """The translations of some lines, sentence by sentence; the first of the lines is `line`."""
-    by_line = sentences.split(lines)
-    translations = translator.translate(
-        [with_tag(text, job.tag) for texts in by_line for text in texts],
-        lines=[number for number, texts in enumerate(by_line, line) for _ in texts],
-        strict=job.strict,
-    )
-    return list(sentences.join(translations, map(len, by_line)))
 
 
 def _counted(lines: Sequence[str], translations: Sequence[str]) -> dict[str, float]:
