@@ -74,7 +74,7 @@ def test_choose_scorer_puts_both_bleus_side_by_side() -> None:
     both = choose_scorer(ScoreSettings("deu"), choose(["paper_bleu"]))(hypotheses, references)
     assert both.paper_bleu is not None
     assert both.paper_bleu_signature is not None
-    plain = score(hypotheses, references, tgt_lang="de")
+    plain = score(hypotheses, references, text=ScoreSettings("de"))
     assert (both.bleu, both.bleu_signature, both.chrf) == (plain.bleu, plain.bleu_signature, plain.chrf)
 
     # 8 of 9 words, 7 of 8 pairs, 6 of 7, 5 of 6

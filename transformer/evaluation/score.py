@@ -37,28 +37,16 @@ def score(
     hypotheses: Sequence[str],
     *references: Sequence[str],
     sources: Sequence[str] | None = None,
-    tgt_lang: str,
-    tokenize: BleuTokenizer | None = None,
-    lowercase: bool = False,
+    text: ScoreSettings,
     metrics: Mapping[str, ScoreMetric] = ALWAYS,
 ) -> Scores:
-    """Score plain text against one reference for each sentence, or several.
-
-    BLEU's words are those of `tokenize`; of None, those of the language.
+    """Score plain text against one reference for each sentence, or several; `text` says what text it is.
 
     Raises InputError for what cannot be compared fairly: whatever `measure` and `check_plain_text` refuse.
     """
     _check_lists(hypotheses, references)
     check_plain_text(hypotheses, *references)
-    return measure(
-        hypotheses,
-        *references,
-        sources=sources,
-        tgt_lang=tgt_lang,
-        tokenize=tokenize,
-        lowercase=lowercase,
-        metrics=metrics,
-    )
+    return measure(hypotheses, *references, sources=sources, text=text, metrics=metrics)
 
 
 def check_plain_text(hypotheses: Sequence[str], *references: Sequence[str]) -> None:
@@ -74,9 +62,7 @@ def measure(
     hypotheses: Sequence[str],
     *references: Sequence[str],
     sources: Sequence[str] | None = None,
-    tgt_lang: str,
-    tokenize: BleuTokenizer | None = None,
-    lowercase: bool = False,
+    text: ScoreSettings,
     metrics: Mapping[str, ScoreMetric] = ALWAYS,
 ) -> Scores:
     """The scores that `score` gives, whatever the text looks like.
@@ -85,7 +71,7 @@ def measure(
     and where `bleu_metric` does.
     """
     _check_lists(hypotheses, references)
-    return measure_all(metrics, ScoreSettings(tgt_lang, tokenize, lowercase), hypotheses, references, sources)
+    return measure_all(metrics, text, hypotheses, references, sources)
 
 
 def measure_bleu(
@@ -112,7 +98,7 @@ def measure_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 def choose_scorer(text: ScoreSettings, metrics: Mapping[str, ScoreMetric] = ALWAYS) -> Scorer:
     """`score` for such text, by these metrics. Raises InputError at once for text that one of them cannot score."""
     check_metrics(metrics, text)
-    return partial(score, tgt_lang=text.tgt_lang, tokenize=text.tokenize, lowercase=text.lowercase, metrics=metrics)
+    return partial(score, text=text, metrics=metrics)
 
 
 def check_scores(data: DataConfig) -> None:

@@ -20,7 +20,7 @@ from transformer.errors import CheckpointError
 from transformer.evaluation.metrics import ALWAYS, bleu_metric, choose, mean_of, named
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import Sets, digest_sets, keep_translations, score_sets, share_sets, translate_pairs
-from transformer.plugins import ScoreMetric
+from transformer.plugins import ScoreMetric, ScoreSettings
 from transformer.records import Results, Scores
 from transformer.run_dir import DEV
 from transformer.training.start import Run
@@ -121,7 +121,7 @@ def _score(run: Run, sets: Sets, translations: Mapping[str, Sequence[str]]) -> d
     data = run.job.data
     metrics = _chosen(run)
     scorers = {
-        name: partial(measure, tgt_lang=data.tgt_lang_of(name), tokenize=data.bleu_tokenize, metrics=metrics)
+        name: partial(measure, text=ScoreSettings(data.tgt_lang_of(name), data.bleu_tokenize), metrics=metrics)
         for name in sets
     }
     return score_sets(sets, translations, scorers=scorers)

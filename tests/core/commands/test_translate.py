@@ -66,6 +66,7 @@ from transformer.evaluation.sets import (
 from transformer.files import write_json
 from transformer.layout import Padded
 from transformer.model.transformer import parameters_by_name
+from transformer.plugins import ScoreSettings
 from transformer.records import Best, Resolved, Results, RunRecord, Scores, Validation
 from transformer.run_dir import RunDir
 from transformer.vocabulary import BOS, EOS, PAD
@@ -854,7 +855,9 @@ def test_evaluate_refuses_tokenised_translations(
     pairs = {"mine": [("a dog", "a dog."), ("a cat", "a cat.")]}
     translations = translate_pairs(translator, pairs, World(0, 1, {}))
     assert translations == {"mine": ["a dog .", "a cat ."]}
-    assert score_sets(pairs, translations, scorers={"mine": partial(measure, tgt_lang="de")})["mine"].chrf > 0
+    assert (
+        score_sets(pairs, translations, scorers={"mine": partial(measure, text=ScoreSettings("de"))})["mine"].chrf > 0
+    )
 
 
 def test_score_sets_scores_what_was_written(translator: Translator, tmp_path: Path) -> None:
@@ -869,7 +872,7 @@ def test_score_sets_scores_what_was_written(translator: Translator, tmp_path: Pa
     sets = read_sets(own)
     translations = translate_pairs(echo, sets, World(0, 1, {}))
     keep_translations(own, translations)
-    scores = score_sets(sets, translations, scorers={"same": partial(score, tgt_lang="en")})
+    scores = score_sets(sets, translations, scorers={"same": partial(score, text=ScoreSettings("en"))})
     assert scores["same"].bleu == pytest.approx(100)
     found = [(tmp_path / "hypotheses" / f"same.{kind}").read_bytes() for kind in ("src", "ref", "hyp")]
     assert found[0] == found[1] == found[2]

@@ -37,6 +37,7 @@ from transformer.decoding.translator import Translator
 from transformer.distributed import World
 from transformer.evaluation.score import measure
 from transformer.model.transformer import Transformer, parameters_by_name
+from transformer.plugins import ScoreSettings
 from transformer.training.optimizer import move_average
 from transformer.training.state import TrainState
 from transformer.training.step import Objective
@@ -234,7 +235,7 @@ def test_validate_measures_the_moving_average(
         objective = Objective(fresh.model, 0.1)
         options: dict[str, Any] = {"max_tokens": 300, "device": torch.device("cpu"), "precision": Precision.fp32}
         assert dev_loss(objective, dev.store, world, **options) == (row["loss"], row["nll"])
-        scores = measure(fresh.translate(dev.sources), dev.references, tgt_lang="de")
+        scores = measure(fresh.translate(dev.sources), dev.references, text=ScoreSettings("de"))
         assert (scores.bleu, scores.chrf) == (row["bleu"], row["chrf"])
 
 

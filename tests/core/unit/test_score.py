@@ -20,6 +20,7 @@ from transformer.data.tokenizer import train_tokenizer
 from transformer.errors import InputError
 from transformer.evaluation.metrics import METRICS, bleu_metric
 from transformer.evaluation.score import measure, score
+from transformer.plugins import ScoreSettings
 
 SCORES = CORPORA / "scores"
 
@@ -92,7 +93,7 @@ def test_score_equals_the_command_line(tmp_path: Path, language: str, lowercase:
             *(["--ter-normalized", "--ter-asian-support"] if language in ("ja", "zh") else []),
         ],
     )
-    found = score(hypotheses, references, tgt_lang=language, lowercase=lowercase)
+    found = score(hypotheses, references, text=ScoreSettings(language, lowercase=lowercase))
     assert f"|case:{'lc' if lowercase else 'mixed'}|" in found.bleu_signature
     assert found.bleu == pytest.approx(expected["BLEU"][0], rel=0, abs=1e-9)
     assert found.chrf == pytest.approx(expected["chrF2"][0], rel=0, abs=1e-9)
@@ -147,7 +148,7 @@ def test_score_equals_the_command_line_under_each_tokenizer(models: Path, name: 
     hypotheses = [*HYPOTHESES, f"{text}x {text} {text}"]
     flags = ["-tok", name, "--chrf-word-order", "2", *(["-lc", "--chrf-lowercase"] if lowercase else [])]
     expected = command_line(models, hypotheses, references, "en-de", flags=flags)
-    found = score(hypotheses, references, tgt_lang="de", tokenize=BleuTokenizer[name], lowercase=lowercase)
+    found = score(hypotheses, references, text=ScoreSettings("de", tokenize=BleuTokenizer[name], lowercase=lowercase))
     assert found.bleu == pytest.approx(expected["BLEU"][0], rel=0, abs=1e-9)
     assert found.bleu_signature == expected["BLEU"][1]
     assert found.chrf_plus_plus == pytest.approx(expected["chrF2++"][0], rel=0, abs=1e-9)
@@ -184,7 +185,7 @@ def test_score_of_newstest2021_is_the_published_one(system: str) -> None:
     references = {name: lines(folder / f"ref.{name}.de") for name in "ACD"}
     for name, bleu in published.items():
         chosen = list(references.values()) if name == "all" else [references[name]]
-        found = score(hypotheses, *chosen, tgt_lang="de")
+        found = score(hypotheses, *chosen, text=ScoreSettings("de"))
         assert found.bleu == pytest.approx(bleu, rel=0, abs=1e-9)
         assert found.bleu_signature.startswith(f"nrefs:{len(chosen)}|")
 
@@ -193,11 +194,11 @@ def test_score_of_newstest2021_is_the_published_one(system: str) -> None:
 def test_score_takes_text_tokenised_on_both_sides_but_not_on_one() -> None:
     hypotheses, references = (lines(SCORES / "multi_bleu" / name) for name in ("hyp", "ref.tok"))
     quick = {name: METRICS[name] for name in ("bleu", "chrf")}  # not TER, which takes half a minute
-    found = score(hypotheses, references, tgt_lang="en", metrics=quick)
+    found = score(hypotheses, references, text=ScoreSettings("en"), metrics=quick)
     assert found.bleu == pytest.approx(22.58, abs=0.5)  # by multi-bleu.perl
     plain = [reference.replace(" .", ".").replace(" ,", ",") for reference in references]
     with pytest.raises(InputError, match="tokenised"):
-        score(hypotheses, plain, tgt_lang="en")
+        score(hypotheses, plain, text=ScoreSettings("en"))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_score_takes_text_tokenised_on_both_sides_but_not_on_one() -> None:
 )
 def test_score_refuses_what_cannot_be_compared(hypotheses: list[str], references: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        score(hypotheses, references, tgt_lang="de")
+        score(hypotheses, references, text=ScoreSettings("de"))
 
 
 @pytest.mark.parametrize(
@@ -231,14 +232,16 @@ def test_score_refuses_what_cannot_be_compared(hypotheses: list[str], references
     ],
 )
 def test_score_does_not_mistake_plain_text(hypotheses: list[str], references: list[str]) -> None:
-    assert score(hypotheses, references, tgt_lang="de") == measure(hypotheses, references, tgt_lang="de")
+    assert score(hypotheses, references, text=ScoreSettings("de")) == measure(
+        hypotheses, references, text=ScoreSettings("de")
+    )
 
 
 def test_measure_takes_whatever_a_young_model_writes() -> None:
-    assert measure(["und . und . und ."] * 4, REFERENCES, tgt_lang="de").bleu < 5
-    assert measure(REFERENCES, REFERENCES, tgt_lang="de").bleu == pytest.approx(100)
+    assert measure(["und . und . und ."] * 4, REFERENCES, text=ScoreSettings("de")).bleu < 5
+    assert measure(REFERENCES, REFERENCES, text=ScoreSettings("de")).bleu == pytest.approx(100)
     with pytest.raises(InputError, match="1 hypotheses"):
-        measure(["x"], REFERENCES, tgt_lang="de")
+        measure(["x"], REFERENCES, text=ScoreSettings("de"))
 
 
 TOKENIZERS = {
@@ -252,7 +255,9 @@ TOKENIZERS = {
     ("language", "tokenizer"), [needing(name, code, name) for name, codes in TOKENIZERS.items() for code in codes]
 )
 def test_score_cuts_a_language_in_the_same_way_under_each_of_its_codes(language: str, tokenizer: str) -> None:
-    assert re.search(rf"\|tok:{tokenizer}[^|]*\|", score(HYPOTHESES, REFERENCES, tgt_lang=language).bleu_signature)
+    assert re.search(
+        rf"\|tok:{tokenizer}[^|]*\|", score(HYPOTHESES, REFERENCES, text=ScoreSettings(language)).bleu_signature
+    )
 
 
 @pytest.mark.parametrize("code", ["chinese", "jp", "cn", "Deutsch", "", "x", "de DE", "zh.Hant", "de-", "../de"])
@@ -276,7 +281,7 @@ def test_bleu_metric_says_what_to_install(monkeypatch: pytest.MonkeyPatch, code:
 
 def test_ter_of_a_line_too_long_for_its_table_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     line = "word " * 20_000  # 3 GB of edits by TER, which sacreBLEU keeps for each word of a line and of its reference
-    found = score([line, "a dog"], [line, "a dog"], tgt_lang="de")
+    found = score([line, "a dog"], [line, "a dog"], text=ScoreSettings("de"))
     assert found.bleu == pytest.approx(100)
     assert (found.ter, found.ter_signature) == (None, None)
     assert "left out: TER: a line of 20,000 words, with a reference of 20,000: keep one sentence a line" in caplog.text
