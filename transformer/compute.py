@@ -230,7 +230,7 @@ def has_compiler(device: torch.device) -> bool:
 
 def has_triton(device: torch.device) -> bool:
     """Whether kernels written in Triton can run on this device: Triton is there, and the GPU is of Ampere or later."""
-    return device.type == "cuda" and _is_triton_installed() and _is_ampere_or_later(device)
+    return device.type == "cuda" and _is_triton_installed() and is_ampere_or_later(device)
 
 
 def has_wide_tiles(device: torch.device) -> bool:
@@ -242,7 +242,8 @@ def _is_triton_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _is_ampere_or_later(device: torch.device) -> bool:
+def is_ampere_or_later(device: torch.device) -> bool:
+    """Whether a GPU is NVIDIA's, and of Ampere or later."""
     return torch.version.hip is None and torch.cuda.get_device_properties(device).major >= 8
 
 
@@ -266,9 +267,3 @@ def default_batch_tokens(device: torch.device) -> int:
     if device.type != "cuda":
         return 8_192
     return 131_072 if has_much_memory(device) else 32_768
-
-
-def has_varlen_kernel(device: torch.device, dtype: torch.dtype, *, d_k: int, d_v: int) -> bool:
-    """Whether torch has one kernel for attention over packed sentences: in half precision, on GPUs since Ampere."""
-    suits_kernel = dtype.itemsize == 2 and d_k == d_v and d_k % 8 == 0 and d_k <= 256
-    return device.type == "cuda" and suits_kernel and _is_ampere_or_later(device)

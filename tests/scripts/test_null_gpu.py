@@ -283,7 +283,7 @@ def test_train_on_a_card_that_torch_has_no_code_for_says_so(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("capability", ["90", "86", "75"])
-def test_has_varlen_kernel_is_what_torch_takes(tmp_path: Path, capability: str) -> None:
+def test_varlen_obstacle_is_what_torch_does_not_take(tmp_path: Path, capability: str) -> None:
     """Forward and backward, at each type and width of heads: torch's own checks, up to the launch."""
     program = tmp_path / "probe.py"
     program.write_text(PROBE, encoding="utf-8")
@@ -298,10 +298,13 @@ PROBE = """
 import json
 import torch
 from torch.nn.attention.varlen import varlen_attn
-from transformer.compute import has_varlen_kernel
+from transformer.compute import product_dtype
+from transformer.config.settings import ModelConfig, Precision
+from transformer.training.resolve import varlen_obstacle
 
 offsets = torch.tensor([0, 10, 20] + [20] * 253, device="cuda", dtype=torch.int32)
-for dtype in (torch.bfloat16, torch.float16, torch.float32):
+for precision in (Precision.bf16, Precision.fp16, Precision.fp32):
+    dtype = product_dtype(precision)
     for width in (8, 16, 24, 32, 64, 100, 104, 128, 192, 200, 256, 264):
         q, k, v = (torch.randn(256, 4, width, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
         try:
@@ -310,7 +313,7 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
             takes = True
         except RuntimeError:
             takes = False
-        ours = has_varlen_kernel(q.device, dtype, d_k=width, d_v=width)
+        ours = varlen_obstacle(ModelConfig(d_k=width, d_v=width), q.device, precision) is None
         print(json.dumps({"dtype": str(dtype), "width": width, "ours": ours, "torch": takes}))
 """
 

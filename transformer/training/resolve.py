@@ -17,8 +17,8 @@ from transformer.compute import (
     has_compiler,
     has_much_memory,
     has_triton,
-    has_varlen_kernel,
     has_wide_tiles,
+    is_ampere_or_later,
     product_dtype,
     resolve_device,
     resolve_precision,
@@ -70,7 +70,7 @@ def resolve_settings(job: TrainJob, world_size: int) -> Resolved:
         layout = LayoutKind.packed if is_packed else LayoutKind.padded
         if not is_packed:
             log.info(
-                "batches are padded: torch's kernel for packed ones %s", _varlen_obstacle(job.model, device, precision)
+                "batches are padded: torch's kernel for packed ones %s", varlen_obstacle(job.model, device, precision)
             )
 
     loss_rows = _loss_rows(job, device, precision, max_tokens=max_tokens)
@@ -147,10 +147,10 @@ def _attention_kernel(job: TrainJob, device: torch.device, precision: Precision)
             return AttentionKernel.sentences
         log.info("train.kernels=fused %s: torch's kernels compute all but the loss", obstacle)
 
-    return AttentionKernel.varlen if _varlen_obstacle(model, device, precision) is None else None
+    return AttentionKernel.varlen if varlen_obstacle(model, device, precision) is None else None
 
 
-def _varlen_obstacle(model: ModelConfig, device: torch.device, precision: Precision) -> str | None:
+def varlen_obstacle(model: ModelConfig, device: torch.device, precision: Precision) -> str | None:
     """Why torch's kernel for packed sentences cannot compute this model on this GPU; None where it can."""
     if model.score is Score.additive:
         return "has no additive scores"
@@ -161,7 +161,7 @@ def _varlen_obstacle(model: ModelConfig, device: torch.device, precision: Precis
     if model.key_width != model.value_width or model.key_width % 8 or model.key_width > 256:
         widths = f"{model.key_width} and {model.value_width}"
         return f"needs d_k and d_v to be one multiple of 8 up to 256, not {widths}"
-    if not has_varlen_kernel(device, product_dtype(precision), d_k=model.key_width, d_v=model.value_width):
+    if not is_ampere_or_later(device):
         return "needs an NVIDIA GPU since Ampere"
     return None
 

@@ -35,7 +35,7 @@ from support.corpora import (
     write_corpus,
 )
 from support.paths import ROOT
-from transformer.compute import autocast, has_triton, has_varlen_kernel, has_wide_tiles, loss_scaler
+from transformer.compute import HALF, autocast, has_triton, has_wide_tiles, loss_scaler
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     AttentionKernel,
@@ -67,6 +67,7 @@ from transformer.model.transformer import Transformer
 from transformer.records import Progress
 from transformer.training.cuda_graphs import GraphedComputation
 from transformer.training.optimizer import build_optimizer
+from transformer.training.resolve import varlen_obstacle
 from transformer.training.step import Computation, Objective, train_step
 from transformer.training.window import GradientNorms, LogWindow
 from transformer.vocabulary import BOS, EOS
@@ -106,8 +107,9 @@ def some(count: int) -> list[Ids]:
 
 def packed_kernel(dtype: torch.dtype, score: Score = Score.scaled) -> AttentionKernel | None:
     """What attends to packed sentences, by the rule of `resolve`; None: they are cut into groups."""
-    has_kernel = score is not Score.additive and has_varlen_kernel(DEVICE, dtype, d_k=32, d_v=32)
-    return AttentionKernel.varlen if has_kernel else None
+    precision = next((name for name, half in HALF.items() if half is dtype), Precision.fp32)
+    model = ModelConfig(d_k=32, d_v=32, score=score)
+    return AttentionKernel.varlen if varlen_obstacle(model, DEVICE, precision) is None else None
 
 
 def outcome(objective: Objective, batch: Batch, precision: Precision, device: torch.device = DEVICE) -> Outcome:
