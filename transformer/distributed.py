@@ -66,13 +66,10 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is set on any rank; every rank must ask."""
-        return bool(self._sum(torch.tensor([float(flag)]), wait=Wait.step)[0] > 0)
+        return bool(self.sum(torch.tensor([float(flag)]), wait=Wait.step)[0] > 0)
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor, *, wait: Wait = Wait.task) -> Tensor:
         """The sum over the ranks, on the CPU in float64."""
-        return self._sum(values, wait=Wait.task)
-
-    def _sum(self, values: Tensor, *, wait: Wait) -> Tensor:
         total = values.detach().to("cpu", torch.float64, copy=True)
         if self.groups:
             with _peers():

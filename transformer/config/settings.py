@@ -467,6 +467,11 @@ class FilterConfig:
         at_least(self, "data.filter.", 1, "max_length", "max_ratio")
 
 
+def is_training_set(name: str) -> bool:
+    """Whether the set of this name is trained on; the others are for evaluation."""
+    return name == "train" or name.startswith("extra.")
+
+
 @dataclass
 class DataConfig:
     """The corpus."""
@@ -519,9 +524,8 @@ class DataConfig:
         )
         for name, pair in self.sets().items():
             check_pair(f"data.{name}", pair)
-            is_trained_on = name == "train" or name.startswith("extra.")
             require(
-                pair.augment is None or not is_trained_on,
+                pair.augment is None or not is_training_set(name),
                 f"data.{name}.augment={pair.augment} is for development and test sets: set train.augment.* instead",
             )
         for name, extra in self.extra.items():

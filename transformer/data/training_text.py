@@ -19,7 +19,7 @@ from transformer import plugins
 from transformer.config.jobs import TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig
+from transformer.config.settings import DataConfig, FilterConfig, PairConfig, TokenizerConfig, is_training_set
 from transformer.data.corpus import Pair, digest_lines, digest_pairs
 from transformer.data.report import FileReport
 from transformer.data.source import Source, is_copied, resolve_source, store_beside
@@ -139,11 +139,6 @@ def training_weights(data: DataConfig) -> dict[str, float]:
     for name, extra in sorted(data.extra.items()):
         weights[f"extra.{name}"] = extra.weight
     return weights
-
-
-def is_training_set(name: str) -> bool:
-    """Whether the set of this name is trained on; the others are for evaluation."""
-    return name == "train" or name.startswith("extra.")
 
 
 def configured_sets(data: DataConfig) -> dict[str, PairConfig]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from transformer.config.languages import language_of, name_of
+from transformer.config.settings import is_training_set
 from transformer.data.corpus import Pair
 from transformer.errors import InputError
 from transformer.tools.detectors.languages import are_exchanged
@@ -41,7 +42,7 @@ def warnings_of(sets: Mapping[str, Sequence[Pair]], languages: Mapping[str, tupl
                 f"data.{name}: its sources look like {target}, and its targets like {source}: exchange "
                 f"data.{name}.src and data.{name}.tgt, or data.src_lang and data.tgt_lang"
             )
-    trained_on = {name for name in sets if name == "train" or name.startswith("extra.")}
+    trained_on = set(filter(is_training_set, sets))
     for name in sorted(sets.keys() - trained_on):
         found += [text for training in sorted(trained_on) if (text := _overlap(name, training, sets))]
     return found

@@ -271,7 +271,11 @@ def build_run(
     built = first_sound(prover, resolved, build)
     resolved = built.resolved
     if checkpoint is None and (built.memory or prover.compares):
-        world.from_rank0(partial(_update_record, directory, resolved=resolved, memory=built.memory))
+        world.from_rank0(
+            lambda: directory.write_record(
+                replace(directory.read_record(), resolved=built.resolved, memory=built.memory)
+            )
+        )
 
     parameters = sum(parameter.numel() for parameter in built.state.model.parameters())
     settings = {name: f"{name} {value}" for name, value in to_json(resolved).items() if value is not None}
@@ -403,25 +407,6 @@ def _prover(job: TrainJob, directory: RunDir, *, device: torch.device, world: Wo
         device,
         world,
         known=known,
-        keep=lambda proof: _update_record(directory, proof=proof),
+        keep=lambda proof: directory.write_record(replace(directory.read_record(), proof=proof)),
         compares=wants_proof(job, device),
-    )
-
-
-def _update_record(
-    directory: RunDir,
-    *,
-    resolved: Resolved | None = None,
-    memory: MemoryCheck | None = None,
-    proof: Proof | None = None,
-) -> None:
-    """Write to run.json what was found out before the first step."""
-    record = directory.read_record()
-    directory.write_record(
-        replace(
-            record,
-            resolved=resolved or record.resolved,
-            memory=memory or record.memory,
-            proof=proof or record.proof,
-        )
     )

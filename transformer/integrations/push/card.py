@@ -15,9 +15,9 @@ from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import ON_HUB
 from transformer.config.keys import own_text
 from transformer.config.languages import language_of
+from transformer.config.settings import is_training_set
 from transformer.cost import count_parameters, step_flops
 from transformer.data.report import DataReport, SetReport
-from transformer.data.training_text import is_training_set
 from transformer.evaluation.metrics import ALWAYS, named, named_mean
 from transformer.evaluation.sets import Sets, describe_origin
 from transformer.integrations.hub import CardScore, CardSet, card_head, name_on_hub

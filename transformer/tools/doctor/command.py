@@ -18,9 +18,10 @@ import torch
 
 from transformer.compute import avoid_cudnn_attention
 from transformer.config.jobs import TrainJob
+from transformer.config.settings import is_training_set
 from transformer.data.prepare import prepare
 from transformer.data.source import resolve_source
-from transformer.data.training_text import configured_sets, is_training_set, store_dir_of
+from transformer.data.training_text import configured_sets, store_dir_of
 from transformer.errors import CheckpointError, FindingsError, InputError
 from transformer.run_dir import is_dev
 from transformer.run_names import resolve_init_from

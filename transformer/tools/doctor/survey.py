@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from transformer.config.settings import is_training_set
 from transformer.data.corpus import Pair
 from transformer.data.source import Source
-from transformer.data.training_text import is_training_set
 from transformer.tools.detectors.sample import BLOCK, BlockSample
 from transformer.tools.doctor.findings import LISTED, Place
 
