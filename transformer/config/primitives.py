@@ -128,11 +128,12 @@ def _from_table(kind: Any, table: dict[Any, Any], place: str, *, complete: bool)
         table = kind.upgrade(table)
     known = {field.name: field for field in fields(kind)}
     unknown = sorted(map(str, table.keys() - known.keys()))
-    _require(not unknown, f"{place} has unknown keys: {unknown!s:.200}")
+    if unknown:
+        raise ValueError(f"{place} has unknown keys: {unknown!s:.200}")
 
     for name, field in known.items():
-        is_needed = complete or not _has_default(field)
-        _require(name in table or not is_needed, f"{place} has no key {name!r}")
+        if name not in table and (complete or not _has_default(field)):
+            raise ValueError(f"{place} has no key {name!r}")
 
     kinds = get_type_hints(kind)
     values = {
@@ -159,8 +160,3 @@ def _number(value: Any, place: str) -> float:
 def _unexpected(value: Any, place: str, expected: str) -> ValueError:
     """The error of a value; only its top is shown, since it may be nested more deeply than `repr` can go."""
     return ValueError(f"{place}={_SHORT.repr(value):.80} is not {expected}")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
