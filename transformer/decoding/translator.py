@@ -138,14 +138,9 @@ class Translator:
         Raises InputError as `translate` does, unless n_best is from 1 to search.beam_size, and for prefixes that are
         not as many as texts, or longer than a translation may be.
         """
-        check_flag("align", align)
-        self._check_torch("align", is_wanted=align)
-        texts = self._checked(texts, first_line=first_line, strict=strict)
-        n_best = self._checked_n_best(n_best)
-
-        sources, given = self._encode_all(texts, prefixes, first_line=first_line, strict=strict)
+        texts, sources, given = self._encode_all(texts, prefixes, align=align, first_line=first_line, strict=strict)
         hypotheses = self.decoder.hypotheses(
-            list(sources.values()), n_best=n_best, prefixes=[prefix.ids for prefix in given]
+            list(sources.values()), n_best=self._checked_n_best(n_best), prefixes=[prefix.ids for prefix in given]
         )
         return self._translations(sources, given, hypotheses, n_texts=len(texts), align=align)
 
@@ -177,11 +172,7 @@ class Translator:
         n_samples = whole("n_samples", n_samples)
         if not 1 <= n_samples <= MOST_BEAM:
             raise InputError(f"n_samples={n_samples} must be from 1 to {MOST_BEAM}")
-        check_flag("align", align)
-        self._check_torch("align", is_wanted=align)
-        texts = self._checked(texts, first_line=first_line, strict=strict)
-
-        sources, given = self._encode_all(texts, prefixes, first_line=first_line, strict=strict)
+        texts, sources, given = self._encode_all(texts, prefixes, align=align, first_line=first_line, strict=strict)
         hypotheses = self.decoder.sample(
             list(sources.values()),
             sampling,
@@ -255,7 +246,7 @@ class Translator:
         Raises InputError unless there are as many targets as sources, in lists, and where a text is longer than the
         model has positions for: cut, it would be another sentence.
         """
-        self._check_torch("score", is_wanted=True)
+        self._check_torch("score")
         check_search(self.search)
         whole("first_line", first_line, least=0)
         sources = list_of_texts("sources", sources)
@@ -305,9 +296,9 @@ class Translator:
         check_flag("strict", strict)
         return list_of_texts("texts", texts)
 
-    def _check_torch(self, what: str, *, is_wanted: bool) -> None:
+    def _check_torch(self, what: str) -> None:
         """Raise InputError for what CTranslate2 cannot do: the figures of another arithmetic would be no answer."""
-        if is_wanted and self.search.engine != TORCH:
+        if self.search.engine != TORCH:
             raise InputError(f"{what} needs torch: set search.engine=torch")
 
     def _checked_n_best(self, n_best: int) -> int:
@@ -369,11 +360,15 @@ class Translator:
     # ---- text to ids and back
 
     def _encode_all(
-        self, texts: list[str], prefixes: Iterable[str] | None, *, first_line: int, strict: bool
-    ) -> tuple[dict[int, list[int]], list[_Prefix]]:
-        """What `_encode` gives, and the prefix of each of these sources."""
+        self, texts: Iterable[str], prefixes: Iterable[str] | None, *, align: bool, first_line: int, strict: bool
+    ) -> tuple[list[str], dict[int, list[int]], list[_Prefix]]:
+        """The texts, once all that goes with them is checked, what `_encode` gives, and the prefix of each source."""
+        check_flag("align", align)
+        if align:
+            self._check_torch("align")
+        texts = self._checked(texts, first_line=first_line, strict=strict)
         sources = self._encode(texts, lines=range(first_line, first_line + len(texts)), strict=strict)
-        return sources, self._encode_prefixes(prefixes, sources, n_texts=len(texts), first_line=first_line)
+        return texts, sources, self._encode_prefixes(prefixes, sources, n_texts=len(texts), first_line=first_line)
 
     def _encode(self, texts: list[str], *, lines: Sequence[int], strict: bool) -> dict[int, list[int]]:
         """The ids of each text that is not blank, by its index among the texts; `lines` are what errors name."""
