@@ -92,7 +92,7 @@ def build(path: Path, corpus: TrainingText, screened: Screened) -> None:
             tokenizers,
             corpus=corpus,
             kept_by_text=text.kept,
-            text=text,
+            total=sum(text.kept),
         )
         tokens = TokenCounts(writer.tokens(0), writer.tokens(1))
         writer.finish(
@@ -183,14 +183,15 @@ def encode_pairs(
     *,
     corpus: TrainingText,
     kept_by_text: Sequence[int],
-    text: TextCounts,
+    total: int,
 ) -> PieceCounts:
     """Encode pairs, with the tags of their sets, and write those whose numbers of pieces pass the filters.
 
-    `kept_by_text` is how many of them are of each set; `text` is of the whole corpus, of which they may be a part.
+    `kept_by_text` is how many of them are of each set, and `total` how many there are in the whole corpus, of which
+    they may be a part.
     """
     filters = corpus.filters
-    sampled_every = max(1, sum(text.kept) // SAMPLED_TARGETS)  # how far apart those are, in a block, that are checked
+    sampled_every = max(1, total // SAMPLED_TARGETS)  # how far apart those are, in a block, that are checked
     kept = bytearray()  # 1 for a pair that is written
     dropped = Counter(dict.fromkeys(REASONS, 0))
     sampled_targets: list[str] = []

@@ -189,7 +189,7 @@ def _encode_part(folder: Path, plan: PartsPlan, corpus: TrainingText, number: in
             tokenizers,
             corpus=corpus,
             kept_by_text=[kept.count(1, max(first, 0), max(last, 0)) for first, last in borders],
-            text=plan.text,
+            total=sum(plan.text.kept),
         )
         writer.finish({plan.counts(number): encode_json(to_json(pieces))})
 

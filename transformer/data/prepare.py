@@ -243,7 +243,7 @@ def _data_report(
         pairs = text_set.pairs
         set_reports[name] = SetReport(
             files=text_set.files,
-            columns=text_set.columns,
+            columns=None if text_set.source.columns is None else list(text_set.source.columns),
             origin=text_set.source.origin,
             weight=mixture_weights.get(name),
             pairs_read=len(pairs or ()) if trained_on is None else trained_on.pairs_read,

@@ -52,10 +52,6 @@ class TextSet:
         source, target = self.source.languages
         return language_of(source, "data.src_lang"), language_of(target, "data.tgt_lang")
 
-    @property
-    def columns(self) -> list[str] | None:
-        return None if self.source.columns is None else list(self.source.columns)
-
 
 @dataclass(frozen=True)
 class Model:
@@ -284,7 +280,7 @@ class Digests:
 def digest_text(corpus: TrainingText, store_dir: Path) -> Digests:
     """Both digests of the corpus. Raises InputError if its text must be read and cannot be."""
     texts: list[list[object]] = [
-        [text_set.columns, *(file.sha256 for file in text_set.files.values())] for text_set in corpus.sets
+        [text_set.source.columns, *(file.sha256 for file in text_set.files.values())] for text_set in corpus.sets
     ]
     of_files = _digest(corpus, texts)
     if all(text_set.is_plain_text for text_set in corpus.sets):
@@ -310,7 +306,7 @@ def digest_outline(corpus: TrainingText) -> str:
     texts: list[list[object]] = []
     for text_set in corpus.sets:
         sizes = [[path.name, _size(path)] for path in text_set.source.files.values()]
-        texts.append([text_set.columns, *sizes])
+        texts.append([text_set.source.columns, *sizes])
     return _digest(corpus, texts)
 
 

@@ -76,7 +76,7 @@ class Trial:
         def fits(max_tokens: int) -> bool:
             return not self.world.any(self._needed(replace(resolved, max_tokens=max_tokens), objective) > limit)
 
-        max_tokens = _largest_max_tokens(self.job, self._longest, fits, ranks=self.world.size)
+        max_tokens = _largest_max_tokens(self.job, longest_of(self.lengths), fits, ranks=self.world.size)
         self._fitting[resolved.layout] = max_tokens
         log.info("train.fit_memory: micro-batches of %d tokens fit", max_tokens)
         return replace(resolved, max_tokens=max_tokens)
@@ -103,16 +103,11 @@ class Trial:
         # Less than the GPU has: contexts take some, those of other processes too.
         return free_gpu_memory(self.device) + torch.cuda.memory_reserved(self.device)
 
-    @property
-    def _longest(self) -> tuple[int, int]:
-        """The lengths of the longest sentences, source and target."""
-        return longest_of(self.lengths)
-
     def _needed(self, resolved: Resolved, tried: nn.Module) -> float:
         """The bytes that a step of the largest micro-batches needs; infinity if the trial runs out of memory."""
         batching = self.batching(resolved)
         is_quadratic = self.job.model.score is Score.additive
-        batches = [largest_batch(batching, self._longest, is_quadratic=is_quadratic)]
+        batches = [largest_batch(batching, longest_of(self.lengths), is_quadratic=is_quadratic)]
         if batching.kernel is AttentionKernel.varlen:
             with suppress(InputError):  # the loader says what is wrong, unless a sample of the corpus was too small
                 sample = sample_epoch(self.lengths, batching)
