@@ -278,7 +278,7 @@ def test_an_ensemble_teaches(directions: DataConfig, of_directions: Path, folder
 @pytest.mark.ci
 def test_a_teacher_without_the_tag_that_it_needs_is_refused(directions: DataConfig, of_directions: Path) -> None:
     """In a line that names the key."""
-    with pytest.raises(InputError, match=r"it has learnt <2de>, <2en>: .*data\.train\.tag") as refused:
+    with pytest.raises(InputError, match=r"it has learnt <2de>, <2en>: .*a set's key tag") as refused:
         teach(job_of(one_way(directions, "en_de", None), teacher=str(of_directions), baseline=False))
     assert "\n" not in str(refused.value)
 
