@@ -79,7 +79,7 @@ def test_describe_loss_names_the_rank_that_was_killed(
 @pytest.mark.ci
 @pytest.mark.parametrize("victim", tiers([1], [0]))
 def test_describe_loss_names_the_rank_that_was_stopped(tmp_path: Path, corpus: DataConfig, victim: int) -> None:
-    peers = start_commands(2, endless(tmp_path / "a", corpus), tmp_path, lambda: with_timeout(3.0))
+    peers = start_commands(2, endless(tmp_path / "a", corpus), tmp_path, lambda: with_timeout(8.0))
     wait_for(lambda: last_logged(tmp_path / "a") > 0)
     os.kill(peers.pid(victim), signal.SIGSTOP)
     statuses, line = ended(peers, victim)
