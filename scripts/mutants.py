@@ -686,6 +686,27 @@ FOUND = (
         "tools/test_plugin_scores.py::test_evaluate_executes_nothing_that_only_a_run_names",
     ),
     Mutant(
+        "a score of another package is given references in place of sources",
+        "evaluation/sets.py",
+        "sources=[source for source, _ in pairs]",
+        "sources=[reference for _, reference in pairs]",
+        "tools/test_plugin_scores.py::test_train_keeps_the_score_in_its_results",
+    ),
+    Mutant(
+        "an error of Python has as many lines as a name in it",
+        "errors.py",
+        "        return printable(super().__str__())\n",
+        "        return super().__str__()\n",
+        "core/unit/test_api.py::test_errors_are_of_one_line_whatever_a_run_is_called",
+    ),
+    Mutant(
+        "a run of changed code is refused without its commit",
+        "run_dir.py",
+        '        return "" if theirs == ours else',
+        '        return "" if theirs.partition(",")[0] == ours.partition(",")[0] else',
+        "core/commands/test_translate.py::test_what_another_version_wrote_is_refused_with_its_name[run.json]",
+    ),
+    Mutant(
         "F1 counts a word once a sentence",
         "tools/compare/words.py",
         "Counter(translation) & Counter(reference)",
