@@ -344,14 +344,14 @@ def _may_be(key: str, segments: Sequence[str]) -> bool:
 
 
 def _same_name(keys: Sequence[str], segments: Sequence[str]) -> tuple[str, str] | None:
-    """The key with the last part that was typed, unless that is the name of a group."""
+    """The key with the last segment that was typed, unless that is the name of a group."""
     groups = {key.partition(".")[0] for key in keys if "." in key}
     same = [key for key in keys if _last_segment(key) == segments[-1] and segments[-1] not in groups]
     return (_nearest(same, segments), "") if same else None
 
 
 def _misspelt(keys: Sequence[str], segments: Sequence[str]) -> tuple[str, str] | None:
-    """The key whose last part is nearly the one that was typed, or begins with it; None if there is no single one."""
+    """The key whose last segment is nearly the typed one, or begins with it; None if there is no single one."""
     name = segments[-1]
     likeness = {last: _likeness(name, last) for last in map(_last_segment, keys)}
     best = max(likeness.values(), default=0.0)
