@@ -111,8 +111,7 @@ def is_rank0() -> bool:
 def _with_runs_here(job: Job) -> Job:
     """The job with the runs that it names on the hub as the copies on this machine, fetched where they are not here.
 
-    In `runs`, and in all keys of `teach`, names are shown or recorded: they stay as they are, but for the commit, by
-    which they are found again.
+    What is shown or recorded stays as it is, but for the commit, by which it is found again: see `Job.PINNED`.
     """
     named = {key: getattr(job, key) for key in NAMES_OF_RUNS if getattr(job, key, None)}
     if not any(
@@ -124,10 +123,9 @@ def _with_runs_here(job: Job) -> Job:
 
     from transformer.run_names import pinned, run_path
 
-    stay = ("teacher", "ensemble", "reverse") if hasattr(job, "teacher") else ("runs",)
     here = copy.copy(job)
     for key, names in named.items():
-        find = pinned if key in stay else run_path
+        find = pinned if key in job.PINNED else run_path
         found = [str(find(name, key)) for name in ([names] if isinstance(names, str) else names)]
         setattr(here, key, found[0] if isinstance(names, str) else found)
     return here

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from transformer.config.primitives import validated_copy
 from transformer.config.settings import (
@@ -66,6 +66,9 @@ def check_settings(settings: Mapping[str, Mapping[str, str]]) -> None:
 
 class Job:
     """What a command is to do: a dataclass with a field for every key."""
+
+    # Keys whose runs on the hub are shown or recorded: they keep their address, with the commit.
+    PINNED: ClassVar[tuple[str, ...]] = ("runs",)
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
         """Raise InputError for an override (`key=value`) that this job would silently lose."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import MOST_BEAM, Format, at_least, at_most, option, require
@@ -12,6 +13,8 @@ TAUGHT = "taught"  # the training set of what the teacher translates: data.extra
 @dataclass
 class TeachJob(TrainJob):
     """`transformer teach`."""
+
+    PINNED: ClassVar[tuple[str, ...]] = ("teacher", "ensemble", "reverse")
 
     teacher: str = option(
         "",
