@@ -248,15 +248,15 @@ class Validation:
         return Validation(step, sets=sets, **means)
 
     def value(self, metric: Metric) -> float:
-        """The value of the metric: BLEU, of which more is better, or the loss, of which less is."""
-        return self.bleu if metric is Metric.bleu else self.loss
+        """The value of the metric."""
+        return {Metric.bleu: self.bleu, Metric.chrf: self.chrf, Metric.loss: self.loss}[metric]
 
     def rank_key(self, metric: Metric) -> float:
         """A number to rank validations by: more is better, and what is not finite is worst."""
         value = self.value(metric)
         if not math.isfinite(value):
             return -math.inf
-        return value if metric is Metric.bleu else -value
+        return value if metric.higher_is_better else -value
 
 
 @dataclass

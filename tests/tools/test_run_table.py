@@ -65,18 +65,23 @@ def test_table_of_a_folder_measures_its_runs_best_first(runs: Path, capsys: pyte
     assert not RunDir(runs / "begun").results.exists()
 
 
-def test_table_of_a_folder_sorts_by_the_metric_of_the_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("metric", "column"), [(Metric.loss, "loss, dev"), (Metric.chrf, "greedy chrF, dev")])
+def test_table_of_a_folder_sorts_by_the_metric_of_the_runs(
+    runs: Path, capsys: pytest.CaptureFixture[str], metric: Metric, column: str
+) -> None:
     for name in BLEU:
         directory = RunDir(runs / name)
         record = directory.read_record()
-        train = replace(record.config.train, metric=Metric.loss)
+        train = replace(record.config.train, metric=metric)
         directory.write_record(replace(record, config=replace(record.config, train=train)))
         results: Results = directory.read_results()
-        directory.write_results(replace(results, validations=[replace(v, loss=v.bleu) for v in results.validations]))
+        opposed = [replace(one, loss=one.bleu, chrf=100 - one.bleu) for one in results.validations[:1]]
+        directory.write_results(replace(results, validations=opposed))
     run_command("table", TableJob(table=str(runs), output=str(runs / "out")))
     out = capsys.readouterr().out
-    assert "| loss, dev |" in out
-    assert "- Sorted by the dev loss of" in out
+    assert f"| {column} |" in out
+    assert "| 1 | `model.d_ff=64` |" in out
+    assert f"- Sorted by the dev {metric.title} of" in out
     assert (runs / "out" / "table.md").exists()
 
 

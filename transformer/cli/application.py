@@ -65,7 +65,7 @@ class _Finished:
     changes: str
     run_dir: Path
     metric: Metric
-    best: float  # dev BLEU or dev loss
+    best: float  # the value of the metric
 
 
 @dataclass
@@ -138,8 +138,8 @@ class Application:
 
         # The best first.
         (metric,) = metrics
-        ranked = sorted(self.finished, key=lambda run: run.best, reverse=metric is Metric.bleu)
-        name, form = ("greedy dev BLEU", ".2f") if metric is Metric.bleu else ("dev loss", ".4f")
+        ranked = sorted(self.finished, key=lambda run: run.best, reverse=metric.higher_is_better)
+        name, form = (f"greedy dev {metric.title}", ".2f") if metric.higher_is_better else ("dev loss", ".4f")
         shown = ranked[:BEST]
         lines = ["the best of %d runs by %s:", *(f"  {run.best:{form}}  %s" for run in shown)]
         values = [len(ranked), name, *(run.changes for run in shown)]

@@ -177,7 +177,7 @@ def _register_resolvers() -> None:
 
 def _optuna_direction(metric: Metric) -> str:
     """Which way is better, as Optuna's sweeper calls it."""
-    return "maximize" if metric is Metric.bleu else "minimize"
+    return "maximize" if metric.higher_is_better else "minimize"
 
 
 def _stored_names(command: str) -> tuple[str, str, str]:

@@ -169,10 +169,21 @@ class Normalization(Enum):
 
 
 class Metric(Enum):
-    """What decides which checkpoint is best: BLEU on the dev set, or its loss."""
+    """What decides which checkpoint is best: BLEU or chrF of the dev set's greedy translations, or the loss on it."""
 
     bleu = "bleu"
+    chrf = "chrf"
     loss = "loss"
+
+    @property
+    def title(self) -> str:
+        """Its name, as it is shown."""
+        return {Metric.bleu: "BLEU", Metric.chrf: "chrF", Metric.loss: "loss"}[self]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more of it is better."""
+        return self is not Metric.loss
 
 
 class EngineType(Enum):

@@ -86,14 +86,14 @@ def test_validation_of_one_dev_set_is_that_set() -> None:
     assert Validation.of(3, {"dev": scores}).sets == {}
 
 
-@pytest.mark.parametrize(("metric", "best"), [(Metric.bleu, 2), (Metric.loss, 3)])
+@pytest.mark.parametrize(("metric", "best"), [(Metric.bleu, 2), (Metric.chrf, 3), (Metric.loss, 3)])
 def test_best_step_and_patience_are_by_the_mean(metric: Metric, best: int) -> None:
-    """Step 1 has the best of one direction, step 2 the best mean of BLEU, step 3 that of the losses."""
+    """Step 1 has the best of one direction, step 2 the best mean of BLEU, step 3 that of chrF and of the losses."""
     progress = Progress(step=3)
     for step, (first, second) in {
-        1: (DevScores(2.0, 2.0, 40.0, 0.0), DevScores(4.0, 4.0, 10.0, 0.0)),
-        2: (DevScores(3.0, 3.0, 30.0, 0.0), DevScores(3.5, 3.5, 21.0, 0.0)),
-        3: (DevScores(2.5, 2.5, 20.0, 0.0), DevScores(3.0, 3.0, 30.0, 0.0)),
+        1: (DevScores(2.0, 2.0, 40.0, 60.0), DevScores(4.0, 4.0, 10.0, 30.0)),
+        2: (DevScores(3.0, 3.0, 30.0, 44.0), DevScores(3.5, 3.5, 21.0, 44.0)),
+        3: (DevScores(2.5, 2.5, 20.0, 50.0), DevScores(3.0, 3.0, 30.0, 50.0)),
     }.items():
         validation = Validation.of(step, {"devs.a": first, "devs.b": second})
         assert progress.record(validation, metric) == (step in (1, best))

@@ -95,6 +95,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("metric", "best"),
     [
         ("bleu", "the best of 3 runs by greedy dev BLEU:\n  30.25  C\n  20.00  A\n  10.50  B"),
+        ("chrf", "the best of 3 runs by greedy dev chrF:\n  30.25  C\n  20.00  A\n  10.50  B"),
         ("loss", "the best of 3 runs by dev loss:\n  10.5000  B\n  20.0000  A\n  30.2500  C"),
     ],
 )
@@ -192,14 +193,14 @@ def test_multirun_goes_on_after_a_run_that_fails_on_rank_0_alone(tmp_path: Path)
 VALIDATIONS = [
     Validation(10, loss=3.0, nll=2.0, bleu=20.0, chrf=40.0),
     Validation(20, loss=2.5, nll=1.9, bleu=30.0, chrf=45.0),
-    Validation(30, loss=2.7, nll=1.8, bleu=25.0, chrf=44.0),
-    Validation(40, loss=float("nan"), nll=1.8, bleu=float("nan"), chrf=44.0),
+    Validation(30, loss=2.7, nll=1.8, bleu=25.0, chrf=46.0),
+    Validation(40, loss=float("nan"), nll=1.8, bleu=float("nan"), chrf=float("nan")),
 ]
 
 
 @pytest.mark.parametrize(
-    ("validations", "bleu", "loss"),
-    [(VALIDATIONS, 30.0, 2.5), (VALIDATIONS[2:], 25.0, 2.7), (VALIDATIONS[3:], None, None)],
+    ("validations", "bleu", "chrf", "loss"),
+    [(VALIDATIONS, 30.0, 46.0, 2.5), (VALIDATIONS[2:], 25.0, 46.0, 2.7), (VALIDATIONS[3:], None, None, None)],
     ids=["several", "one", "none"],
 )
 def test_train_returns_the_best_of_the_metric(
@@ -208,12 +209,13 @@ def test_train_returns_the_best_of_the_metric(
     tmp_path: Path,
     validations: list[Validation],
     bleu: float | None,
+    chrf: float | None,
     loss: float | None,
 ) -> None:
     job = tiny_job(tmp_path / "a", write_corpus(tmp_path / "corpus"))
     results = Results({}, [], 40, 1, 1, 0, 1, 1.0, 1, job.search, 1, "", "", validations)
     monkeypatch.setattr("transformer.training.loop.train", lambda job: results)
-    for metric, best in ((Metric.bleu, bleu), (Metric.loss, loss)):
+    for metric, best in ((Metric.bleu, bleu), (Metric.chrf, chrf), (Metric.loss, loss)):
         assert commands.run_command("train", replace(job, train=replace(job.train, metric=metric))) == best
 
 

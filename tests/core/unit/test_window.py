@@ -49,9 +49,9 @@ def result(loss: float = 220.0, nll: float = 110.0, norm: float = 3.0) -> StepRe
 
 
 def validation(step: int, metric: Metric, value: float) -> Validation:
-    """A validation whose `metric` is worth `value`; the other one says the opposite."""
-    bleu, loss = (value, value) if metric is Metric.bleu else (-value, -value)
-    return Validation(step=step, loss=loss, nll=1.0, bleu=bleu, chrf=50.0)
+    """A validation whose `metric` is worth `value`, of which more is better; the others say the opposite."""
+    worth = {one: value if one is metric else -value for one in Metric}
+    return Validation(step, loss=-worth[Metric.loss], nll=1.0, bleu=worth[Metric.bleu], chrf=worth[Metric.chrf])
 
 
 def restored(progress: Progress) -> Progress:

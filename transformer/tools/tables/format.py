@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from transformer.config.primitives import to_json
-from transformer.config.settings import Metric
 from transformer.files import write_file, write_json
 from transformer.run_dir import is_dev
 from transformer.tools.markdown import code, markdown_table, plain
@@ -112,13 +111,10 @@ def _columns(table: Table) -> list[_Column]:
         _Column("what it changes", lambda row: f"`{row.changes}`" if row.changes else ""),
     ]
 
-    match table.best_first:
-        case Metric.bleu:
-            columns.append(_Column("greedy BLEU, dev", lambda row: _mean_and_spread(row, lambda run: run.best_dev)))
-        case Metric.loss:
-            columns.append(_Column("loss, dev", lambda row: _mean_and_spread(row, lambda run: run.best_dev, ".4f")))
-        case None:
-            pass
+    if table.best_first is not None:
+        metric = table.best_first
+        title, form = (f"greedy {metric.title}", ".2f") if metric.higher_is_better else (metric.title, ".4f")
+        columns.append(_Column(f"{title}, dev", lambda row: _mean_and_spread(row, lambda run: run.best_dev, form)))
 
     columns += [
         _published_column("PPL", lambda paper: paper.perplexity, ".2f"),

@@ -42,7 +42,7 @@ class Measured:
     seconds: float  # of training, without validation and the final scores
     judges: dict[str, float] = field(default_factory=dict)  # what external judges said, by judge and test set
     mean_bleu: float | None = None  # over test sets of several directions
-    best_dev: float = math.nan  # BLEU or loss of its best validation: by `train.metric`, or the table's `best_first`
+    best_dev: float = math.nan  # of its best validation: by `train.metric`, or the table's `best_first`
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def _rows(runs: Sequence[_Finished], metric: Metric) -> list[TableRow]:
 
 def _mean_rank(runs: Sequence[Measured], metric: Metric) -> float:
     """The mean of the runs' best validations, less for better runs; infinite where one of them has diverged."""
-    sign = -1.0 if metric is Metric.bleu else 1.0
+    sign = -1.0 if metric.higher_is_better else 1.0
     return fmean(sign * run.best_dev if math.isfinite(run.best_dev) else math.inf for run in runs)
 
 
@@ -143,11 +143,10 @@ def _notes(runs: Sequence[_Finished], metric: Metric) -> list[str]:
     corpora = sorted({run.job.data.train.title for run in runs})
     steps = sorted({run.measured.steps for run in runs})
     budget = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"
-    score = "BLEU" if metric is Metric.bleu else "loss"
     scored = " BLEU with an interval is that of the averaged model." if any(run.measured.scores for run in runs) else ""
     return [
         f"{len(runs)} runs on {', '.join(corpora)}; {budget}.",
-        f"Sorted by the dev {score} of each run's best checkpoint, the best row first.",
+        f"Sorted by the dev {metric.title} of each run's best checkpoint, the best row first.",
         "Perplexities are of the development set at the last step; a word ends at a space, and the end of a sentence "
         f"counts as one.{scored}",
         "FLOPs are those of the model's matrix products, forward and backward; minutes are of training alone.",
