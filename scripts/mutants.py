@@ -682,7 +682,7 @@ FOUND = (
         "a score that only a run names is executed",
         "evaluation/metrics.py",
         "        if name in chosen:\n            continue\n",
-        "        plugins.allow(name)\n        if name in chosen:\n            continue\n",
+        "        registry.allow(name)\n        if name in chosen:\n            continue\n",
         "tools/test_plugin_scores.py::test_evaluate_executes_nothing_that_only_a_run_names",
     ),
     Mutant(

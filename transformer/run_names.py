@@ -7,7 +7,7 @@ resolve_init_from   what `init_from` names -> the run directory or checkpoint to
 import os
 from pathlib import Path
 
-from transformer import plugins
+from transformer import registry
 from transformer.checkpoint import is_checkpoint
 from transformer.config.jobs import TrainJob
 from transformer.plugins import ModelSource
@@ -38,13 +38,16 @@ def resolve_init_from(job: TrainJob) -> TrainJob:
     if source is None or list_steps(Path(job.run_dir)):
         return job
     models = _source_of(source)
-    if models is None and plugins.has("models", "folder") and _is_foreign(Path(source)):
-        models = plugins.find("models", "folder")
+    if models is None and registry.has("models", "folder") and _is_foreign(Path(source)):
+        models = registry.find("models", "folder")
     return job if models is None else models.located(job)
 
 
 def _source_of(source: str) -> ModelSource | None:
-    return plugins.find("models", source.partition(":")[0]) if plugins.is_elsewhere(source) else None
+    if not registry.is_elsewhere(source):
+        return None
+    found: ModelSource = registry.find("models", source.partition(":")[0])
+    return found
 
 
 def _is_foreign(path: Path) -> bool:

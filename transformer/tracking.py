@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO, TypeAlias
+from typing import Any, Protocol, TextIO, TypeAlias
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -28,7 +28,6 @@ from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
 from transformer.errors import StorageError
 from transformer.files import append_to, open_regular, storage_error, write_file
-from transformer.plugins import Sink
 from transformer.run_dir import RunDir
 from transformer.terminal import TIMED, PrintableFormatter, printable
 
@@ -39,6 +38,18 @@ LARGEST_METRICS = 1 << 28  # bytes: a million lines
 # Scalars for metrics.jsonl alone. The share of padding hardly changes: a picture would stretch the noise of its third
 # digit over the whole axis.
 METRICS_ALONE = {"speed/padding_share"}
+
+
+class Sink(Protocol):
+    """A tracker that shows one training. No method raises, or waits."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Show these values of `step`."""
+        ...
+
+    def table(self, step: int, name: str, *, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show a table of `step`: text as it is."""
+        ...
 
 
 class Tracker:

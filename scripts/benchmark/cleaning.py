@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from transformer import plugins
+from transformer import registry
 from transformer.tools.detectors.cleaning import find_faults
 
 Pair = tuple[str, str]
@@ -104,7 +104,7 @@ OWN = {
 def report(pairs: Sequence[Pair], noisy: Sequence[Pair], kinds: Sequence[str], languages: tuple[str, str]) -> None:
     """Print both tables."""
     began = time.process_time()
-    together = list(find_faults(lambda: noisy, list(plugins.OWN["screen"]), languages))
+    together = list(find_faults(lambda: noisy, list(registry.OWN["screen"]), languages))
     seconds = time.process_time() - began
     print(f"All detectors: {seconds:.1f} CPU seconds, {len(noisy) / seconds:,.0f} pairs a second.\n")
     print("| noise | pairs | dropped | by |\n| --- | ---: | ---: | --- |")

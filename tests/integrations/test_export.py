@@ -72,7 +72,7 @@ from transformer.layout import Padded
 from transformer.model.attention import MultiHeadAttention
 from transformer.model.layers import DecoderLayer
 from transformer.model.transformer import Transformer
-from transformer.plugins import install_command
+from transformer.registry import install_command
 from transformer.vocabulary import BOS, EOS, PAD
 
 # What a model can be, each beside a plain one of d_model 32 with 2 heads of width 16.

@@ -19,9 +19,9 @@ import pytest
 
 from support.tiers import tiers
 from transformer.errors import InputError
-from transformer.evaluation.judgements import JudgedText
 from transformer.integrations import judges
 from transformer.integrations.judges import JudgeError, check_judges, judge, judge_all, read_scores
+from transformer.plugins import JudgedText
 from transformer.records import Judgement
 from transformer.tools import program
 
@@ -300,7 +300,7 @@ def test_judge_ends_with_the_command_that_asked_it(tmp_path: Path) -> None:
     name = tmp_path / "child"
     command = f"{sys.executable} -c {shlex.quote(WAITS)} {name} {{hyp}} {{out}}"
     asks = (
-        "from transformer.integrations.judges import judge\nfrom transformer.evaluation.judgements import JudgedText\n"
+        "from transformer.integrations.judges import judge\nfrom transformer.plugins import JudgedText\n"
         f"judge({command!r}, JudgedText(['a'], ['b'], ['c']), seconds=1000)"
     )
     process = subprocess.Popen([sys.executable, "-c", asks])

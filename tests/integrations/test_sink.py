@@ -20,7 +20,7 @@ from transformer.config.settings import TrainConfig
 from transformer.errors import PeerError
 from transformer.integrations.trackers import sink as sinks
 from transformer.integrations.trackers.sink import Sink, open_sink
-from transformer.plugins import install_command
+from transformer.registry import install_command
 from transformer.run_dir import RunDir
 from transformer.tracking import Tracker
 from transformer.training.samples import open_trackers

@@ -53,27 +53,29 @@ def modules() -> tuple[Module, ...]:
 
 
 @cache
-def imports() -> tuple[Import, ...]:
-    """Every import statement of the package, one entry for each module that it names."""
+def imports(*, typed: bool = False) -> tuple[Import, ...]:
+    """Every import statement of the package, one entry for each module that it names; `typed`, also for checkers."""
     names = {module.name for module in modules()}
     return tuple(
         Import(module, resolve(target, names), inside)
         for module in modules()
-        for target, inside in imported(module.tree, inside=False)
+        for target, inside in imported(module.tree, inside=False, typed=typed)
     )
 
 
-def imported(node: ast.AST, *, inside: bool) -> Iterator[tuple[str, bool]]:
+def imported(node: ast.AST, *, inside: bool, typed: bool = False) -> Iterator[tuple[str, bool]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from ((alias.name, inside) for alias in child.names)
         elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING" and not child.orelse:
-            continue  # for type checkers alone
+            if typed:  # for type checkers alone
+                yield from imported(child, inside=inside, typed=True)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, "imports are absolute"
             yield from ((f"{child.module}.{alias.name}", inside) for alias in child.names)
         else:
-            yield from imported(child, inside=inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+            is_inside = inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from imported(child, inside=is_inside, typed=typed)
 
 
 def resolve(target: str, names: set[str]) -> str:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from support.corpora import assert_same_end, metrics_of, read, run, step_dir, tiny_job, write_corpus
 from support.ranks import ranks
 from support.resumed_runs import learned, stop_at
-from transformer import plugins
+from transformer import registry
 from transformer.cli.main import main
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import AugmentConfig, DataConfig, PairConfig, Precision, SearchConfig, TokenizerConfig
@@ -32,7 +32,7 @@ ENGLISH_GERMAN = ("en", "de")
 
 
 def changed(name: str, pair: Pair, languages: tuple[str, str] = ENGLISH_GERMAN, *, seed: int = 1) -> Pair:
-    return plugins.find("augment", name)(pair, languages, random.Random(seed).random)
+    return registry.find("augment", name)(pair, languages, random.Random(seed).random)
 
 
 # ---- each change ----------------------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ def test_check_curves_of_a_damaged_run_is_no_finding(tmp_path: Path) -> None:
 def test_training_goes_on_without_the_tools(
     tmp_path: Path, corpus: DataConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("transformer.plugins.has", lambda kind, name: kind != "tracker")
+    monkeypatch.setattr("transformer.registry.has", lambda kind, name: kind != "tracker")
     with caplog.at_level(logging.WARNING):
         run(tiny_job(tmp_path / "a", corpus, max_steps=1, trackers=["bounds"]))
     assert RunDir(tmp_path / "a").read_results().steps == 1

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from support.corpora import spell, texts, tiny_job, write_corpus, write_pair
-from transformer import plugins
+from transformer import registry
 from transformer.data.corpus import Pair
 from transformer.data.prepare import prepare
 from transformer.data.report import DroppedPair
 from transformer.tools.detectors import cleaning
 from transformer.tools.detectors.cleaning import find_faults
 
-EVERY = list(plugins.OWN["screen"])
+EVERY = list(registry.OWN["screen"])
 
 
 def words(letters: str, seed: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.corpora import Ended, in_a_child, tiny_job, typed_in_a_child, write_corpus
-from transformer import plugins
+from transformer import registry
 from transformer.tools import significance
 
 # Of the words of a reference, the share that the translation has, sentence by sentence; how far the lengths of the
@@ -110,11 +110,11 @@ class installed:
 
     def __enter__(self) -> None:
         self._patch.syspath_prepend(self._package)
-        plugins._installed.cache_clear()
+        registry._installed.cache_clear()
 
     def __exit__(self, *_: object) -> None:
         self._patch.undo()
-        plugins._installed.cache_clear()
+        registry._installed.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +237,7 @@ def test_evaluate_executes_nothing_that_only_a_run_names(runs: Path, used: Path)
     for name in ("wordlap", "lengthlap"):
         refusal = (
             f"left out: the score {name} comes with the package foreign-scores, but is not enabled here: name it on "
-            f"the command line, or call transformer.plugins.allow('{name}')"
+            f"the command line, or call transformer.registry.allow('{name}')"
         )
         assert ended.said.count(refusal) == 1
     for command in (("compare", "a", "b"), ("report", "a", "checkpoints=0"), ("verify", "run_dir=a", "steps=4")):

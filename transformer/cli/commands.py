@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from transformer import plugins
+from transformer import registry
 from transformer.config.jobs import (
     AverageJob,
     EvaluateJob,
@@ -73,12 +73,12 @@ def run_command(command: str, job: Job) -> float | None:
 
     best: float | None = None
     if row.write is not None:
-        best = plugins.load(row.write)(job, found)
+        best = registry.load(row.write)(job, found)
     elif row.show is not None and is_rank0():
-        _show(job, found, plugins.load(row.show))
+        _show(job, found, registry.load(row.show))
     sys.stdout.flush()
     if row.check is not None:
-        plugins.load(row.check)(found)
+        registry.load(row.check)(found)
     return best
 
 
@@ -99,8 +99,8 @@ def run(job: Job) -> Any:
 
 def _find(row: Command, job: Job) -> Any:
     """What the command of a job finds, by the plug-ins that the job names: no run has yet been asked for others."""
-    plugins.allow(*names_of_plugins(job), settings=getattr(job, "plugins", None))
-    return plugins.load(row.run)(_with_runs_here(job))
+    registry.allow(*names_of_plugins(job), settings=getattr(job, "plugins", None))
+    return registry.load(row.run)(_with_runs_here(job))
 
 
 def is_rank0() -> bool:
@@ -115,7 +115,7 @@ def _with_runs_here(job: Job) -> Job:
     """
     named = {key: getattr(job, key) for key in NAMES_OF_RUNS if getattr(job, key, None)}
     if not any(
-        plugins.is_elsewhere(name)
+        registry.is_elsewhere(name)
         for names in named.values()
         for name in ([names] if isinstance(names, str) else names)
     ):
@@ -306,12 +306,12 @@ class _Commands(dict[str, Command]):
     """The package's own by name; another package's command is found where its name is asked for."""
 
     def __missing__(self, name: str) -> Command:
-        plugins.allow(name)
-        self[name] = plugins.find("command", name)
+        registry.allow(name)
+        self[name] = registry.find("command", name)
         return self[name]
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or plugins.is_known("command", str(name))
+        return super().__contains__(name) or registry.is_known("command", str(name))
 
 
 COMMANDS = _Commands(

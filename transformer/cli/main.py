@@ -28,7 +28,7 @@ from transformer.cli.commands import COMMANDS
 from transformer.cli.overrides import PROGRAM_FLAGS, Arguments, command_help, overview, parse_arguments
 from transformer.config.keys import did_you_mean
 from transformer.errors import InputError, Stopped, StorageError, TransformerError
-from transformer.plugins import known_names, package_at_fault
+from transformer.registry import known_names, package_at_fault
 from transformer.terminal import TIMED, PrintableFormatter, printable
 
 LONGEST_MESSAGE = 4_000  # characters of an error line; of a longer one, its beginning and its end are shown

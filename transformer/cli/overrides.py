@@ -27,7 +27,7 @@ from transformer.config.keys import (
     names_in,
 )
 from transformer.errors import InputError
-from transformer.plugins import install_command
+from transformer.registry import install_command
 
 PROGRAM_FLAGS = ("--help", "--version", "--completion")  # in the place of a command
 QUIET = ("-q", "--quiet")

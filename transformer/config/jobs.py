@@ -42,7 +42,7 @@ from transformer.config.settings import (
     require,
 )
 from transformer.errors import InputError
-from transformer.plugins import check_known, has_settings
+from transformer.registry import check_known, has_settings
 
 J = TypeVar("J", bound="Job")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from transformer.plugins import check_known
+from transformer.registry import check_known
 from transformer.vocabulary import VocabSize, VocabSizes
 
 # Far beyond what anybody has a use for: a checkpoint that asks for more would only take memory and time.

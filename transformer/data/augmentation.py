@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Protocol
 
-from transformer import plugins
+from transformer import registry
 from transformer.data.corpus import Pair
 from transformer.data.store import Ids, Sentences
+from transformer.plugins import Augment
 from transformer.seeding import seed_for
 
 Sides = tuple[Sentences, Sentences]  # of the same pairs
@@ -26,6 +27,6 @@ class Augmentation(Protocol):
 
 def change_all(pairs: Iterable[Pair], name: str, *, languages: tuple[str, str], first: int) -> Iterator[Pair]:
     """Every pair of a set as the plug-in `name` changes it, by its number alone, of which the first is given."""
-    augment = plugins.find("augment", name)
+    augment: Augment = registry.find("augment", name)
     for number, pair in enumerate(pairs, first):
         yield augment(pair, languages, Random(seed_for(number)).random)

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformer import plugins
+from transformer import registry
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import DataConfig
@@ -266,13 +266,13 @@ def _data_report(
 
 def _warn_of_faults(sets: Mapping[str, TextSet]) -> None:
     """Log what is plainly wrong with the text, before anything is made of it."""
-    if plugins.has("lines", "faults"):
+    if registry.has("lines", "faults"):
         first = {
             name: list(islice(text_set.source.pairs(), CHECKED)) if text_set.pairs is None else text_set.pairs
             for name, text_set in sets.items()
         }
         languages = {name: text_set.source.languages for name, text_set in sets.items()}
-        for warning in plugins.find("lines", "faults")(first, languages):
+        for warning in registry.find("lines", "faults")(first, languages):
             log.warning("%s (`transformer doctor` tells more)", warning)
 
 

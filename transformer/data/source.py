@@ -24,7 +24,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from transformer import plugins
+from transformer import registry
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import PairConfig
 from transformer.data.augmentation import change_all
@@ -36,6 +36,7 @@ from transformer.data.table import BLOCK, TABLES, Columns, default_columns, form
 from transformer.data.testset import find_test_set, is_test_set
 from transformer.errors import InputError, StorageError, TransformerError
 from transformer.files import build_once, encode_json, open_regular, read_json, sync, write_new
+from transformer.plugins import Corpora, CorpusRecord
 
 COPY_FILES = ("source.txt", "target.txt")
 ABOUT = "about.json"
@@ -46,33 +47,6 @@ HUB_FORMATS = ("arrow", "csv", "json", "parquet", "text", "webdataset")
 _SPLIT = re.compile(r"(train|valid|validation|dev|test)(?![a-z])", re.IGNORECASE)  # how the files of a split are called
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Download:
-    """A file as it was downloaded. mtdata has no digests to compare this one with."""
-
-    url: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class CorpusRecord:
-    """What a catalogue says of a corpus, and what came of it."""
-
-    mtdata: str  # the version of mtdata; empty: another catalogue's
-    citations: dict[str, str]  # BibTeX entries by key
-    licence: str | None  # a name or a URL; None: mtdata does not say
-    downloads: list[Download]
-    left_out: int  # pairs with an empty side, or that the catalogue calls bad
-    revision: str | None = None  # the commit of the hub
-    columns: list[str] | None = None  # of the hub, where they are called otherwise than the sides
-
-    @staticmethod
-    def upgrade(table: dict[Any, Any]) -> dict[Any, Any]:
-        """Before there were test sets by name, a corpus was mtdata's."""
-        return {"revision": None, "columns": None, **table}
 
 
 @dataclass(frozen=True)
@@ -333,7 +307,7 @@ def _columns(named: Named, defaults: Columns) -> Columns:
 def _copy_of_corpus(named: Named) -> Source:
     """The copy of a corpus that a catalogue knows."""
     dataset, key = _name(named.pair), named.key
-    catalogue = plugins.find("corpora", dataset.partition(":")[0])
+    catalogue: Corpora = registry.find("corpora", dataset.partition(":")[0])
     sides = catalogue.find_sides(dataset, key, languages=named.languages)
     wanted = DatasetOrigin(dataset, None, None, list(sides))
 
@@ -516,7 +490,7 @@ def _check_own(file: str, wanted: DatasetOrigin, *, is_local: bool) -> None:
 def _is_of_catalogue(pair: PairConfig) -> bool:
     """Whether a catalogue of corpora is named, such as mtdata's in `mtdata:Statmt-europarl-10-deu-eng`."""
     catalogue, colon, _ = _name(pair).partition(":")
-    return bool(colon) and plugins.is_known("corpora", catalogue)
+    return bool(colon) and registry.is_known("corpora", catalogue)
 
 
 def _is_hub_dataset(pair: PairConfig) -> bool:

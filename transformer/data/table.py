@@ -18,15 +18,16 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from transformer import plugins
+from transformer import registry
 from transformer.data.compression import plain_name
 from transformer.data.corpus import LONGEST_LINE, Pair, read_lines
 from transformer.errors import InputError, in_a_line
+from transformer.plugins import Format
 
 BLOCK = 10_000  # rows in memory at a time
 NESTED = "translation"
 
-*_OTHERS, _LAST = [f".{name}" for name in plugins.OWN["format"]]
+*_OTHERS, _LAST = [f".{name}" for name in registry.OWN["format"]]
 TABLES = f"a {', '.join(_OTHERS)} or {_LAST}"  # file, for people
 
 Columns = tuple[str, str]  # of the source and of the target
@@ -39,7 +40,7 @@ def format_of(name: str) -> str:
     """What the format of a table is called, by the file's name: `tmx` of `memory.tmx.gz`. Empty: it is no table."""
     plain = plain_name(name)
     _, dot, ending = plain.rpartition(".")
-    is_table = dot and plugins.is_known("format", ending) and (ending != "parquet" or plain == name)
+    is_table = dot and registry.is_known("format", ending) and (ending != "parquet" or plain == name)
     return ending if is_table else ""  # Parquet is compressed inside
 
 
@@ -48,7 +49,7 @@ def read_table(path: Path, columns: Columns, left_out: Counter[str] | None = Non
 
     Raises InputError where it cannot be read, or a row has no such columns.
     """
-    read = plugins.find("format", format_of(path.name))
+    read: Format = registry.find("format", format_of(path.name))
     return read(path, columns, Counter() if left_out is None else left_out)
 
 

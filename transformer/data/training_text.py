@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import chain, compress
 from pathlib import Path
 
-from transformer import plugins
+from transformer import registry
 from transformer.config.jobs import TrainJob
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
@@ -28,6 +28,7 @@ from transformer.data.tokenizer import Tokenizer, read_model, read_models
 from transformer.errors import InputError, StorageError
 from transformer.files import read_json, write_json
 from transformer.machine import resolve_threads
+from transformer.plugins import Screen
 from transformer.run_dir import TARGET_TOKENIZER, TOKENIZER, RunDir, list_steps
 
 PREPARE_VERSION = 3
@@ -317,16 +318,16 @@ def _size(path: Path) -> int:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}): check data.root") from error
 
 
-def screens_of(names: Sequence[str]) -> list[tuple[plugins.Screen, list[str]]]:
+def screens_of(names: Sequence[str]) -> list[tuple[Screen, list[str]]]:
     """The screens that have these names, each with them, in the order in which a pair is looked at.
 
     Raises InputError where one cannot be had.
     """
-    own = list(plugins.OWN["screen"])
+    own = list(registry.OWN["screen"])
     in_order = [name for name in own if name in names] + [name for name in names if name not in own]
-    screens: dict[int, tuple[plugins.Screen, list[str]]] = {}
+    screens: dict[int, tuple[Screen, list[str]]] = {}
     for name in dict.fromkeys(in_order):
-        screen = plugins.find("screen", name)
+        screen: Screen = registry.find("screen", name)
         screens.setdefault(id(screen), (screen, []))[1].append(name)
     return list(screens.values())
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from transformer import plugins
+from transformer import registry
 from transformer.arguments import path_of, shown
 from transformer.checkpoint import Checkpoint, find_checkpoint
 from transformer.compute import (
@@ -40,6 +40,7 @@ from transformer.decoding.proof import sound_on_gpu
 from transformer.decoding.translator import Translator
 from transformer.errors import CheckpointError, InputError
 from transformer.model.transformer import Transformer, check_size, load_parameters
+from transformer.plugins import SearchBackend
 from transformer.run_dir import RunDir, tensor_file
 from transformer.run_names import run_path
 
@@ -116,10 +117,10 @@ def _engine(name: object) -> str | None:
     if name is None:
         return None
     try:
-        plugins.check_known("search", "engine", str(name))
+        registry.check_known("search", "engine", str(name))
     except ValueError as error:
         raise InputError(str(error)) from None
-    plugins.allow(str(name))
+    registry.allow(str(name))
     return str(name)
 
 
@@ -217,7 +218,8 @@ def build_translator(
             is_tagged=bool(checkpoint.settings("data", DataConfig).required_tags()),
             weights=[weights],
         )
-        return plugins.find("search", settings.engine).with_engine(translator, run, checkpoint)
+        backend: SearchBackend = registry.find("search", settings.engine)
+        return backend.with_engine(translator, run, checkpoint)
 
 
 def _read_model(checkpoint: Checkpoint, run: RunDir, tokenizers: Tokenizers) -> Transformer:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import torch
 
-from transformer import plugins
+from transformer import registry
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import SAMPLES_TO_RERANK
 from transformer.data.corpus import LONGEST_LINE, cut_line, is_blank, read_lines, with_tag
@@ -23,7 +23,7 @@ from transformer.decoding.output import Translation, format_translations
 from transformer.decoding.stream import Output, Tally, read_blocks, stream
 from transformer.errors import InputError
 from transformer.machine import resolve_threads
-from transformer.plugins import LineChecker, Splitter
+from transformer.plugins import LineChecker, PairFilter, Splitter
 
 UNIT = "line"
 TRANSLATED = "translations"  # of lines that are not blank
@@ -83,12 +83,12 @@ class _Work:
     def __init__(self, job: TranslateJob, choose: Choose | None) -> None:
         self._job = job
         self._choose = choose
-        self._sentences = plugins.find("lines", "split")(Path(job.run_dir)) if job.split else None
-        self.pairs = plugins.find("lines", "keep")(job) if job.keep is not None else None
+        self._sentences: Splitter | None = registry.find("lines", "split")(Path(job.run_dir)) if job.split else None
+        self.pairs: PairFilter | None = registry.find("lines", "keep")(job) if job.keep is not None else None
         self.translator = load_for(job)
         self.line_check: LineChecker | None = None
-        if plugins.has("lines", "check"):
-            self.line_check = plugins.find("lines", "check")(Path(job.run_dir), self.translator.tokenizers.source)
+        if registry.has("lines", "check"):
+            self.line_check = registry.find("lines", "check")(Path(job.run_dir), self.translator.tokenizers.source)
         # Of nothing: an error in the settings shows at once.
         self._translate([], None, line=1)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from transformer.config.jobs import EvaluateJob
 from transformer.data.corpus import read_lines
 from transformer.errors import InputError
-from transformer.evaluation.judgements import JudgedText, check_judges, judged
+from transformer.evaluation.judgements import check_judges, judged
 from transformer.evaluation.metrics import choose
 from transformer.evaluation.score import choose_scorer, format_scores, format_signatures
-from transformer.plugins import ScoreSettings
+from transformer.plugins import JudgedText, ScoreSettings
 from transformer.records import Scores
 
 

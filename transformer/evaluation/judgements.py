@@ -4,53 +4,34 @@ The judges themselves are a plug-in, which asks the programs of a command line: 
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Mapping
 
-from transformer import plugins
+from transformer import registry
 from transformer.config.jobs import EvaluateJob
 from transformer.errors import CheckpointError, StorageError
+from transformer.plugins import JudgedText, Judges
 from transformer.records import Judgement
 from transformer.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class JudgedText:
-    """What is judged, segment by segment; without sources where files of translations are scored by themselves."""
-
-    sources: Sequence[str] | None
-    hypotheses: Sequence[str]
-    references: Sequence[str]
-
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[str, str]], hypotheses: Sequence[str]) -> "JudgedText":
-        """Translations of sentences that have references."""
-        return cls([source for source, _ in pairs], hypotheses, [reference for _, reference in pairs])
-
-    def digests(self) -> dict[str, str]:
-        """The SHA-256 of each text."""
-        texts = {"src": self.sources, "hyp": self.hypotheses, "ref": self.references}
-        return {
-            name: sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
-            for name, lines in texts.items()
-            if lines is not None
-        }
-
-
 def check_judges(job: EvaluateJob, *, have_sources: bool) -> None:
     """Raise InputError for a judge of the job that could not judge: before anything is translated."""
     if job.scorer:
-        plugins.find("judges", "command").check_judges(job.scorer, have_sources=have_sources)
+        _judges().check_judges(job.scorer, have_sources=have_sources)
 
 
 def judged(job: EvaluateJob, text: JudgedText, *, place: str) -> dict[str, Judgement]:
     """What each judge of the job says of the text; one that fails is a warning, which names the `place` of the text."""
     if not job.scorer:
         return {}
-    return plugins.find("judges", "command").judge_all(job.scorer, text, seconds=job.scorer_seconds, place=place)
+    return _judges().judge_all(job.scorer, text, seconds=job.scorer_seconds, place=place)
+
+
+def _judges() -> Judges:
+    found: Judges = registry.find("judges", "command")
+    return found
 
 
 def keep_judgements(run: RunDir, test_set: str, judgements: Mapping[str, Judgement]) -> None:

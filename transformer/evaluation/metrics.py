@@ -23,12 +23,13 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.tokenizers.tokenizer_spm import SPM_MODELS
 from sacrebleu.utils import SACREBLEU_DIR
 
-from transformer import plugins
+from transformer import registry
 from transformer.config.languages import language_of
 from transformer.config.settings import BleuTokenizer, require
 from transformer.errors import InputError, in_a_line
-from transformer.plugins import Measure, Measured, ScoreMetric, ScoreSettings, install_command
+from transformer.plugins import Measure, Measured, ScoreMetric, ScoreSettings
 from transformer.records import NamedScore, Scores
+from transformer.registry import install_command
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,8 @@ def _missing(tokenizer: str, error: BaseException) -> str:
 
 
 def _paper_bleu(text: ScoreSettings) -> Measure:
-    return plugins.find("score", PAPER_BLEU).prepare(text)
+    metric: ScoreMetric = registry.find("score", PAPER_BLEU)
+    return metric.prepare(text)
 
 
 METRICS: Mapping[str, ScoreMetric] = {
@@ -165,7 +167,7 @@ def choose(names: Iterable[str], *, level: int = logging.WARNING) -> dict[str, S
         try:
             chosen[name] = METRICS[name] if name in METRICS else _of_plugin(name)
         except InputError as error:
-            if plugins.is_allowed("score", name):
+            if registry.is_allowed("score", name):
                 raise
             log.log(level, "left out: %s", error)
     return chosen
@@ -173,7 +175,7 @@ def choose(names: Iterable[str], *, level: int = logging.WARNING) -> dict[str, S
 
 def _of_plugin(name: str) -> ScoreMetric:
     """A metric of another package. Raises InputError for what cannot be one."""
-    metric: Any = plugins.find("score", name)
+    metric: Any = registry.find("score", name)
     if is_dataclass(metric) and callable(metric):  # its settings are fields, which a ScoreMetric has no room for
         try:
             metric = metric()

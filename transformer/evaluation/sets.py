@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from transformer import plugins
+from transformer import registry
 from transformer.checkpoint import Checkpoint, find_checkpoint, load_weights
 from transformer.compute import resolve_device
 from transformer.config.jobs import EvaluateJob
@@ -43,12 +43,12 @@ from transformer.decoding.stream import summed
 from transformer.decoding.translator import Translator
 from transformer.distributed import Wait, World, join_world
 from transformer.errors import CheckpointError, InputError, StorageError
-from transformer.evaluation.judgements import JudgedText, check_judges, judged, keep_judgements, read_judgements
+from transformer.evaluation.judgements import check_judges, judged, keep_judgements, read_judgements
 from transformer.evaluation.metrics import choose, mean_of
 from transformer.evaluation.score import Scorer, choose_scorer, format_mean, format_scores, format_signatures
 from transformer.files import open_regular, remove, write_file
 from transformer.machine import resolve_threads
-from transformer.plugins import ScoreSettings
+from transformer.plugins import JudgedText, LineChecker, ScoreSettings
 from transformer.records import Judgement, Results, Scores
 from transformer.run_dir import HYPOTHESIS, REFERENCE, SOURCE, RunDir, is_dev
 from transformer.terminal import printable
@@ -242,8 +242,8 @@ def _check_lines(job: EvaluateJob, run: RunDir, translator: Translator, sets: Se
         for line, (source, _) in enumerate(pairs, 1):
             translator.check_direction(source, f"{name}, line {line}")
 
-    if plugins.has("lines", "check"):
-        line_check = plugins.find("lines", "check")(run.path, translator.tokenizers.source)
+    if registry.has("lines", "check"):
+        line_check: LineChecker = registry.find("lines", "check")(run.path, translator.tokenizers.source)
         tally = summed(line_check.count([source for source, _ in pairs]) for pairs in sets.values())
         line_check.warn(
             tally, "such lines are scored as they come; sets of a sentence a line tell what the model can do"

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from transformer.errors import InputError
-from transformer.evaluation.judgements import JudgedText
 from transformer.files import open_regular
+from transformer.plugins import JudgedText
 from transformer.records import Judgement
 from transformer.tools.program import (
     LINE_ENDS,

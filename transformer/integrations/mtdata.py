@@ -31,9 +31,9 @@ from typing import Any, TypeGuard
 from transformer.config.keys import did_you_mean
 from transformer.config.languages import language_of
 from transformer.config.primitives import from_json, to_json
-from transformer.data.source import CorpusRecord, Download
 from transformer.errors import InputError
-from transformer.plugins import install_command
+from transformer.plugins import CorpusRecord, Download
+from transformer.registry import install_command
 
 PREFIX = "mtdata:"
 

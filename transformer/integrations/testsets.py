@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from transformer.config.languages import language_of
 from transformer.data.corpus import Pair, is_blank
 from transformer.data.hub import dataset_revision
-from transformer.data.source import CorpusRecord, DatasetOrigin, hub_subsets, stream_tables
+from transformer.data.source import DatasetOrigin, hub_subsets, stream_tables
 from transformer.errors import InputError
+from transformer.plugins import CorpusRecord
 from transformer.terminal import printable
 
 Sides = tuple[str, str]

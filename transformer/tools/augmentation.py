@@ -13,12 +13,13 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from transformer import plugins
+from transformer import registry
 from transformer.data.augmentation import Sides
 from transformer.data.corpus import Pair, is_blank, with_tag
 from transformer.data.counter_rng import Keys, mix, state, uniform
 from transformer.data.store import SIDES, Ids, Sentences
 from transformer.data.tokenizer import Tokenizers
+from transformer.plugins import Augment
 from transformer.seeding import seed_for
 from transformer.vocabulary import UNK
 
@@ -35,7 +36,9 @@ class Augmentation:
         tags: Sequence[str],
         seed: int,
     ) -> None:
-        self._changes = [(plugins.find("augment", name), rate, name) for name, rate in rates.items()]
+        self._changes: list[tuple[Augment, float, str]] = [
+            (registry.find("augment", name), rate, name) for name, rate in rates.items()
+        ]
         self._tokenizers = tokenizers
         self._languages = languages
         self._tags = tags
@@ -66,7 +69,7 @@ class Augmentation:
         stream = np.array([seed_for(self._seed, epoch, *name.encode())], np.uint64)
         return mix(state(mix(state(stream, 0)), ids))
 
-    def _augmented(self, augment: plugins.Augment, pair: Pair, draw: Random) -> Pair:
+    def _augmented(self, augment: Augment, pair: Pair, draw: Random) -> Pair:
         """The changed pair; the tag of a source stays as it is."""
         tag = next((tag for tag in self._tags if pair[0].startswith(f"{tag} ")), None)
         source = pair[0] if tag is None else pair[0].removeprefix(f"{tag} ")

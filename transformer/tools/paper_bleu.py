@@ -17,7 +17,8 @@ from transformer.config.languages import language_of
 from transformer.errors import InputError
 from transformer.evaluation.metrics import METRICS
 from transformer.evaluation.metrics import PAPER_BLEU as FIELD
-from transformer.plugins import Measure, Measured, ScoreSettings, install_command
+from transformer.plugins import Measure, Measured, ScoreSettings
+from transformer.registry import install_command
 
 _HYPHEN = re.compile(rb"(\S)-(\S)")  # of bytes, as Perl reads its input: a letter of two of them is two
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transformer.plugins import install_command
+from transformer.registry import install_command
 from transformer.tools.significance import Interval
 
 log = logging.getLogger(__name__)

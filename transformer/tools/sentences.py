@@ -18,7 +18,7 @@ from transformer.data.report import DataReport, read_report
 from transformer.data.tokenizer import Tokenizer
 from transformer.decoding.stream import Tally
 from transformer.errors import CheckpointError, InputError
-from transformer.plugins import install_command
+from transformer.registry import install_command
 from transformer.run_dir import RunDir
 
 HARDLY_EVER = 0.01  # share of the training sources

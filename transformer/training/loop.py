@@ -23,8 +23,8 @@ from transformer.distributed import Vote, collective_errors_named, join_world
 from transformer.errors import InputError, NumericalError, Stopped
 from transformer.evaluation.sets import write_sets
 from transformer.machine import HeapTrimmer
-from transformer.plugins import Sink
 from transformer.records import Progress, Results
+from transformer.tracking import Sink
 from transformer.training.finish import finish, is_finished
 from transformer.training.guard import Interrupted, NumbersGuard, Signals, stopped
 from transformer.training.history import MARKED

@@ -17,9 +17,8 @@ from transformer.data.loader import Step
 from transformer.data.plan import sample_epoch
 from transformer.errors import InputError
 from transformer.files import MANIFEST
-from transformer.plugins import Sink
 from transformer.records import Validation
-from transformer.tracking import Tracker, progress_bar
+from transformer.tracking import Sink, Tracker, progress_bar
 from transformer.training.history import add_mark, begin_history
 from transformer.training.optimizer import rate_of
 from transformer.training.profile import profiled

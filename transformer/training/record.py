@@ -21,7 +21,7 @@ import sacrebleu
 import sentencepiece
 import torch
 
-from transformer import __version__, plugins
+from transformer import __version__, registry
 from transformer.checkpoint import Checkpoint
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import PACKAGE, as_typed, generic_key, keys_of, leaves, names_of_plugins
@@ -193,7 +193,7 @@ def _machine(resolved: Resolved, *, world_size: int) -> str:
 def _versions(job: TrainJob) -> dict[str, str]:
     """The versions of what decides on the numbers, other packages' plug-ins among them."""
     return {
-        **plugins.versions(names_of_plugins(job)),
+        **registry.versions(names_of_plugins(job)),
         "transformer-mt": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

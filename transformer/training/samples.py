@@ -7,12 +7,12 @@ from functools import partial
 from itertools import islice
 from types import TracebackType
 
-from transformer import plugins
+from transformer import registry
 from transformer.errors import in_a_line
 from transformer.evaluation.metrics import named
-from transformer.plugins import Sink
+from transformer.plugins import TrackerFactory
 from transformer.records import Results
-from transformer.tracking import HIDDEN_BY_BAR, Tracker, hyper_parameters
+from transformer.tracking import HIDDEN_BY_BAR, Sink, Tracker, hyper_parameters
 from transformer.training.start import Run
 from transformer.training.validate import DevSet
 
@@ -39,10 +39,10 @@ def open_trackers(run: Run) -> Iterator[list[Sink]]:
     with ExitStack() as opened:
         sinks: list[Sink] = []
         for name in names:
-            if name in plugins.OWN["tracker"] and not plugins.has("tracker", name):
+            if name in registry.OWN["tracker"] and not registry.has("tracker", name):
                 log.warning("train.trackers: %s is not part of this installation, and left out", name)
                 continue
-            open_tracker = plugins.find("tracker", name)
+            open_tracker: TrackerFactory = registry.find("tracker", name)
             record = run.directory.read_record()
             try:
                 context = open_tracker(run.directory.path, run_id=record.id, settings=hyper_parameters(run.job))

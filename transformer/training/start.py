@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from transformer import plugins
+from transformer import registry
 from transformer.average import first_of_average, warn_of_early_average
 from transformer.checkpoint import Checkpoint, load_checkpoint, newest
 from transformer.compute import avoid_cudnn_attention, resolve_device, untried_torch
@@ -34,6 +34,7 @@ from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.score import check_scores
 from transformer.evaluation.sets import digest_sets
 from transformer.machine import busy
+from transformer.plugins import SearchBackend
 from transformer.records import MemoryCheck, Progress, Proof, Resolved, TrainingRecord
 from transformer.run_dir import DEV, RunDir, list_steps, lock_run
 from transformer.run_names import resolve_init_from
@@ -106,7 +107,7 @@ def open_run(job: TrainJob, world: World, *, like: RunDir | None = None) -> Iter
     """
     # Before any time is spent.
     world.from_rank0(lambda: check_scores(job.data))  # which may fetch what a tokenizer needs
-    backend = plugins.find("search", job.search.engine)
+    backend: SearchBackend = registry.find("search", job.search.engine)
     backend.check_engine(job.model, job.search, resolve_device(job.train.device))
 
     directory = RunDir(Path(job.run_dir))
@@ -210,7 +211,7 @@ def _augmentation(job: TrainJob, prepared: Prepared) -> Augmentation | None:
         return None
     tags = {pair.tag for pair in job.data.sets().values() if pair.tag is not None}
     languages = (job.data.src_lang, job.data.tgt_lang)
-    make = plugins.find("lines", "augmentation")
+    make: Callable[..., Augmentation] = registry.find("lines", "augmentation")
     return make(rates, prepared.tokenizers, languages=languages, tags=sorted(tags), seed=job.train.seed)
 
 

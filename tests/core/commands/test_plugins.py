@@ -14,7 +14,7 @@ import pytest
 import transformer
 from support.corpora import Ended, typed_in_a_child
 from support.paths import ROOT
-from transformer import plugins
+from transformer import registry
 from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob
 from transformer.config.keys import names_of_plugins
@@ -62,7 +62,7 @@ def typed(*arguments: str, site: Path | None, folder: Path) -> Ended:
     def install_them() -> None:
         if site is not None:
             sys.path.insert(0, str(site))
-        plugins._installed.cache_clear()
+        registry._installed.cache_clear()
 
     return typed_in_a_child(*arguments, cwd=folder, before=install_them)
 
@@ -184,14 +184,14 @@ def test_settings_are_typed_by_their_fields(monkeypatch: pytest.MonkeyPatch) -> 
         is_strict: bool = False
 
     given = {"low": "1", "words": '["a", "b"]', "name": "7", "is_strict": "true"}
-    monkeypatch.setitem(plugins._settings, "limits", given)
-    assert plugins._with_settings("limits", Limits) == Limits(low=1.0, words=["a", "b"], name="7", is_strict=True)
-    monkeypatch.setitem(plugins._settings, "limits", {"name": "null"})
-    assert plugins._with_settings("limits", Limits).name is None
+    monkeypatch.setitem(registry._settings, "limits", given)
+    assert registry._with_settings("limits", Limits) == Limits(low=1.0, words=["a", "b"], name="7", is_strict=True)
+    monkeypatch.setitem(registry._settings, "limits", {"name": "null"})
+    assert registry._with_settings("limits", Limits).name is None
     for key, text in (("low", "much"), ("words", "a"), ("is_strict", "1")):
-        monkeypatch.setitem(plugins._settings, "limits", {key: text})
+        monkeypatch.setitem(registry._settings, "limits", {key: text})
         with pytest.raises(InputError, match=rf"plugins\.limits: Limits\.{key}="):
-            plugins._with_settings("limits", Limits)
+            registry._with_settings("limits", Limits)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_settings_that_a_plugin_fails_at_cost_one_line(failure: Exception) -> No
             raise failure
 
     with pytest.raises(InputError, match=r"^plugins\.odd: \w+") as refused:
-        plugins._with_settings("odd", Odd)
+        registry._with_settings("odd", Odd)
     assert "\n" not in str(refused.value)
 
 
@@ -214,8 +214,8 @@ def test_score_that_fails_to_be_made_costs_one_line(monkeypatch: pytest.MonkeyPa
         def __call__(self) -> ScoreMetric:
             raise KeyError("pages")
 
-    monkeypatch.setattr(plugins, "find", lambda kind, name: Odd())
-    monkeypatch.setattr(plugins, "is_allowed", lambda kind, name: True)
+    monkeypatch.setattr(registry, "find", lambda kind, name: Odd())
+    monkeypatch.setattr(registry, "is_allowed", lambda kind, name: True)
     with pytest.raises(InputError, match="odd"):
         choose(["odd"])
 
@@ -345,26 +345,26 @@ def test_package_that_lies_in_two_places_has_its_plugins_once(tmp_path: Path) ->
 
     def install_both() -> None:
         sys.path[:0] = sys_path
-        plugins._installed.cache_clear()
+        registry._installed.cache_clear()
 
     assert typed_in_a_child("listed", cwd=tmp_path, before=install_both).status == 0
 
 
 def test_find_executes_nothing_that_only_a_run_names(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
-    plugins._installed.cache_clear()
-    monkeypatch.setattr(plugins, "_allowed", set())
+    registry._installed.cache_clear()
+    monkeypatch.setattr(registry, "_allowed", set())
     try:
-        assert plugins.is_known("format", "po")
+        assert registry.is_known("format", "po")
         with pytest.raises(
             InputError, match=r"^the format po comes with the package my_plugins, but is not enabled here"
         ):
-            plugins.find("format", "po")
+            registry.find("format", "po")
         assert "my_plugins" not in sys.modules
-        plugins.allow("po")
-        assert plugins.find("format", "po").__name__ == "read_po"  # type: ignore[attr-defined]
+        registry.allow("po")
+        assert registry.find("format", "po").__name__ == "read_po"
     finally:
-        plugins._installed.cache_clear()
+        registry._installed.cache_clear()
         sys.modules.pop("my_plugins", None)
 
 
@@ -380,7 +380,7 @@ def test_find_executes_nothing_that_only_a_run_names(site: Path, monkeypatch: py
 def test_command_line_names_plugins_by_the_keys_that_choose_them(
     overrides: tuple[str, ...], named: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugins, "is_known", lambda kind, name: True)
+    monkeypatch.setattr(registry, "is_known", lambda kind, name: True)
     of_others = set(names_of_plugins(compose("train", ["experiment=small", *overrides]))) - {"torch", "en", "de", "gz"}
     assert of_others == named
 
@@ -388,9 +388,9 @@ def test_command_line_names_plugins_by_the_keys_that_choose_them(
 @pytest.mark.plugins
 def test_own_plugins_are_where_the_table_says() -> None:
     """Each is imported; those that need an optional package need it when they are used."""
-    for kind, names in plugins.OWN.items():
+    for kind, names in registry.OWN.items():
         for name, target in names.items():
-            assert plugins.load(target) is not None, f"{kind}.{name}"
+            assert registry.load(target) is not None, f"{kind}.{name}"
 
 
 def test_job_with_a_plugin_that_is_not_here_is_read_and_not_done(tmp_path: Path) -> None:

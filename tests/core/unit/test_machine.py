@@ -33,7 +33,7 @@ from transformer.machine import (
     resolve_threads,
     source_commit,
 )
-from transformer.plugins import install_command
+from transformer.registry import install_command
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_install_command_names_the_packages_of_an_extra(monkeypatch: pytest.Monk
         program, verb, *packages = shlex.split(install_command(extra))
         assert (program, verb) == ("pip", "install")
         assert list(map(Requirement, packages)) == list(map(Requirement, extras[extra]))
-    monkeypatch.setattr("transformer.plugins.requires", lambda name: None)
+    monkeypatch.setattr("transformer.registry.requires", lambda name: None)
     assert install_command("ja") == "pip install -e '.[ja]'"
 
 

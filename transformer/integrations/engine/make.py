@@ -36,7 +36,7 @@ from transformer.integrations.engine.files import MARKS, read_engine, seal_engin
 from transformer.integrations.engine.parity import choose_sentences, compare
 from transformer.integrations.engine.searcher import EngineDecoder, Searcher, temporary_folder
 from transformer.numerics import FLOAT32_BOUND, excess, tolerance_of
-from transformer.plugins import install_command
+from transformer.registry import install_command
 from transformer.run_dir import SOURCE, RunDir, tensor_file, tokenizer_digests
 from transformer.vocabulary import UNK
 

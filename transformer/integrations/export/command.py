@@ -55,7 +55,7 @@ from transformer.integrations.export.expressible import check_expressible, check
 from transformer.integrations.export.formats import Asked, Original
 from transformer.integrations.export.job import ExportJob, Target
 from transformer.machine import resolve_threads
-from transformer.plugins import install_command
+from transformer.registry import install_command
 from transformer.run_dir import RunDir, is_dev
 from transformer.tools.markdown import plain
 from transformer.tools.program import ProgramError

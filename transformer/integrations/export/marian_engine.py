@@ -23,7 +23,7 @@ from transformer.integrations.engine.peer import Forced, Peer
 from transformer.integrations.export.formats import Asked, Original
 from transformer.integrations.export.marian import BOUND, DECODER, MODEL, Ids, spm_names
 from transformer.layout import Padded
-from transformer.plugins import install_command
+from transformer.registry import install_command
 from transformer.tools.program import ProgramError, run_program, temporary_folder
 from transformer.vocabulary import BOS, EOS, NEVER
 

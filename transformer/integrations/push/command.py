@@ -24,7 +24,7 @@ from transformer.config.primitives import from_json, to_json
 from transformer.data.report import read_report
 from transformer.data.tokenizer import Tokenizers, read_models
 from transformer.errors import CheckpointError, InputError
-from transformer.evaluation.judgements import JudgedText, read_judgements
+from transformer.evaluation.judgements import read_judgements
 from transformer.evaluation.sets import (
     Sets,
     check_kept,
@@ -40,6 +40,7 @@ from transformer.integrations.push.card import Subject, format_card
 from transformer.integrations.push.job import LICENCES, PushJob
 from transformer.integrations.push.portable import portable_job, portable_record, portable_report
 from transformer.integrations.push.tokenizer_file import without_origin
+from transformer.plugins import JudgedText
 from transformer.records import Results, Scores
 from transformer.run_dir import HYPOTHESIS, MODEL, SOURCE, RunDir, is_dev
 from transformer.tools.metrics import only_numbers

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformer import plugins
+from transformer import registry
 from transformer.config.jobs import ON_HUB, TrainJob
 from transformer.config.settings import DataConfig, PairConfig
 from transformer.data.report import DataReport, FileReport, SetReport
@@ -22,7 +22,7 @@ from transformer.data.testset import PREFIX
 from transformer.records import Imported, Origin, RunRecord
 from transformer.run_dir import tokenizer_digests
 
-_BY_NAME = (ON_HUB, PREFIX, *(f"{catalogue}:" for catalogue in plugins.OWN["corpora"]))
+_BY_NAME = (ON_HUB, PREFIX, *(f"{catalogue}:" for catalogue in registry.OWN["corpora"]))
 _ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # a data set
 
 

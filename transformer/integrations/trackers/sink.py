@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from transformer.errors import PeerError
-from transformer.plugins import install_command
+from transformer.registry import install_command
 from transformer.terminal import printable
 
 log = logging.getLogger(__name__)

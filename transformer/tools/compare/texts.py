@@ -10,10 +10,11 @@ from transformer.config.settings import TAG, BleuTokenizer
 from transformer.data.corpus import Pair, is_blank
 from transformer.errors import InputError
 from transformer.evaluation.files import read_parallel
-from transformer.evaluation.judgements import JudgedText, read_judgements
+from transformer.evaluation.judgements import read_judgements
 from transformer.evaluation.metrics import ALWAYS, named
 from transformer.evaluation.score import check_plain_text
 from transformer.evaluation.sets import check_kept, read_set, read_translations
+from transformer.plugins import JudgedText
 from transformer.records import NamedScore, Results
 from transformer.run_dir import HYPOTHESIS, RunDir
 from transformer.run_names import run_path

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from transformer import plugins
+from transformer import registry
 from transformer.data.corpus import Pair
 from transformer.tools.detectors.alignment import Aligner, Lengths
 from transformer.tools.detectors.languages import (
@@ -84,7 +84,7 @@ class Cleaner:
                 "data.filter.doctor: alignment drops nothing: no words of the two sides occur together often enough"
             )
         return cls(
-            detectors=[name for name in plugins.OWN["screen"] if name in detectors],
+            detectors=[name for name in registry.OWN["screen"] if name in detectors],
             languages=languages,
             scripts=(_script_of(sources, languages[0]), _script_of(targets, languages[1])),
             odds=learn_odds(Trigrams.of(sources), Trigrams.of(targets)),

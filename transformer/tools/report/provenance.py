@@ -10,8 +10,8 @@ from transformer import __version__
 from transformer.config.jobs import OF_TRAINING, TrainJob
 from transformer.config.keys import as_typed, leaves
 from transformer.config.primitives import to_json
-from transformer.plugins import is_elsewhere
 from transformer.records import Results, RunRecord
+from transformer.registry import is_elsewhere
 from transformer.tools.page import Component
 from transformer.tools.report.blocks import UNKNOWN, Block, Cell, Command, Table, section
 from transformer.tools.report.job import ReportJob

@@ -9,9 +9,10 @@ from transformer.config.settings import Metric
 from transformer.cost import step_flops
 from transformer.data.report import read_report
 from transformer.data.tokenizer import Tokenizers
-from transformer.evaluation.judgements import JudgedText, read_judgements
+from transformer.evaluation.judgements import read_judgements
 from transformer.evaluation.sets import read_set, read_translations
 from transformer.loss import perplexity
+from transformer.plugins import JudgedText
 from transformer.records import Results
 from transformer.run_dir import RunDir
 from transformer.tools.significance import Interval, bootstrap_bleu
