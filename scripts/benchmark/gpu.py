@@ -315,7 +315,7 @@ def script(name: str, *arguments: str, dry: str, timed: bool = True) -> Callable
         failed = [key for key, numbers in found.items() if "error" in numbers]
         line = f"{len(found) - len(failed)} measurements" + (f", failed: {', '.join(failed)}" if failed else "")
         speeds = [
-            f"{key.rpartition('/')[2]} {numbers['target_tokens_per_second']:,.0f} tokens/s"
+            f"{'/'.join(key.split('/')[2:])} {numbers['target_tokens_per_second']:,.0f} tokens/s"
             for key, numbers in found.items()
             if not key.startswith("variants/") and "target_tokens_per_second" in numbers
         ]
@@ -524,13 +524,17 @@ def write_tiny_corpus(root: Path, corpus: Corpus) -> None:
 STEPS = "--size=tiny --tokens=500 --steps=2 --warmup=2"
 SECOND_CALL = " --second"  # behind a stage's name
 SEARCH = "--settings=beam4-131072"  # of a search that decides
+BATCHES = f"{SEARCH},beam4-524288"
 
 
 def steps(size: str, *arguments: str) -> Callable[[Place], Found]:
-    """A part that times replayed, compiled steps, and looks at twenty of them by kernel."""
+    """A part that times replayed, compiled steps, and looks at twenty of them by kernel.
+
+    Batches have up to nine shapes, each of which is recorded the second time that it comes: in the warm-up, nearly all.
+    """
     settings = "--settings=packed-compiled-graphs"
     dry = " ".join([STEPS, settings, "--profile=1", *(argument for argument in arguments if "--set" in argument)])
-    return script("steps", f"--size={size}", settings, "--warmup=10", "--profile=20", *arguments, dry=dry, timed=False)
+    return script("steps", f"--size={size}", settings, "--warmup=60", "--profile=20", *arguments, dry=dry, timed=False)
 
 
 def best(place: Place) -> Found:
@@ -559,7 +563,9 @@ def peers(place: Place) -> Found:
     won = [f"--set={setting}" for setting in winners(MINUTE, read(place.results))]
     names = "--variants=packed-compiled-graphs,marian,nn.Transformer-compiled"  # the slowest start last
     dry = "--variants=packed-eager,nn.Transformer --size=tiny --tokens=500 --rounds=1 --steps=2 --warmup=1"
-    return script("variants", names, "--tokens=12500", "--rounds=4", *won, dry=" ".join([dry, *won]))(place)
+    return script("variants", names, "--tokens=12500", "--warmup=40", "--rounds=4", *won, dry=" ".join([dry, *won]))(
+        place
+    )
 
 
 STAGES = {
@@ -646,14 +652,17 @@ STAGES = {
             "best": Part(best, 45, 90),
             "search": Part(
                 script(
-                    "decode", SEARCH, "--ways=eager,replayed", dry=f"{SEARCH} --size=tiny --sentences=12 --ways=eager"
+                    "decode",
+                    BATCHES,
+                    "--ways=eager,replayed",
+                    dry=f"{BATCHES} --size=tiny --sentences=12 --ways=eager,replayed",
                 ),
-                30,
-                60,
+                40,
+                75,
             ),
-            "ranks": Part(rank_tests, 45, 75),
+            "ranks": Part(rank_tests, 45, 110),  # four trainings, one after the other
             "big": Part(steps("big", "--steps=60"), 45, 90),
-            "tests": Part(deciding_tests, 60, 90),
+            "tests": Part(deciding_tests, 60, 140),
         },
         550,
         MINUTE,

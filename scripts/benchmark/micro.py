@@ -165,6 +165,7 @@ def card(measured: Measured, scale: Scale, device: torch.device) -> None:
     """The scale of all other figures."""
     measured.take("facts/versions", partial(versions, device))
     measured.take("facts/anchors", partial(anchors, scale, device))
+    measured.take("facts/log_softmax", partial(log_softmax, scale, device))
 
 
 def versions(device: torch.device) -> Numbers:
@@ -193,6 +194,15 @@ def anchors(scale: Scale, device: torch.device) -> Numbers:
     target = torch.empty_like(source)
     copy = milliseconds(lambda: target.copy_(source), device)
     return {"product_tflops": 2 * scale.square**3 / product / 1e9, "copy_tb_s": 2 * scale.copied / copy / 1e9}
+
+
+def log_softmax(scale: Scale, device: torch.device) -> Numbers:
+    """Of the logits of a search of 1,024 sentences in a beam of four: in fp32, straight from bf16.
+
+    It could replace what such a search does with them now, which the profile of `decode.py` lists.
+    """
+    logits = normal(min(4_096, scale.rows[0]), scale.vocab_size, device=device)
+    return {"ms": milliseconds(lambda: torch.log_softmax(logits, 1, dtype=torch.float32), device)}
 
 
 def attend_padded(scale: Scale, device: torch.device, queries: int, keys: int, *, masked: bool) -> Tensor:

@@ -13,9 +13,10 @@ import pytest
 from support.scripts import load_script
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import Device, Kernels, LayoutKind, Precision, TrainConfig
+from transformer.decoding import buffers
 
-gpu, decisions, measured, steps, variants = (
-    load_script(f"benchmark/{name}") for name in ("gpu", "decisions", "measured", "steps", "variants")
+gpu, decisions, decode, measured, steps, variants = (
+    load_script(f"benchmark/{name}") for name in ("gpu", "decisions", "decode", "measured", "steps", "variants")
 )
 
 RECORD = b'{"name": "speed", "milliseconds": 4.0}\n'
@@ -195,6 +196,57 @@ def test_decide_is_no_where_one_of_two_conditions_fails() -> None:
         assert decisions.decide(two, found, card=None, capability=None)["verdict"] == verdict
 
 
+def test_decide_compares_with_the_fastest_of_what_it_would_replace() -> None:
+    """What of that failed or was not measured is left out."""
+    condition = decisions.Condition("a step", ("new", "newer"), "ms", "of it", most=0.9, over=(("old",), ("a", "b")))
+    table = FAST._replace(conditions=(condition,))
+    known = {"new": {"ms": 1.0}, "newer": {"ms": 3.0}, "old": {"ms": 4.0}}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "a step 0.5 of it (at most 0.9): yes"),
+        ({"a": {"ms": 1.0}}, "a step 0.5 of it (at most 0.9): yes"),
+        ({"a": {"ms": 1.0}, "b": {"ms": 3.0}}, "a step 1 of it (at most 0.9): no"),
+        ({"old": {"error": "it hung"}}, "undecided: old failed: it hung"),
+        ({"old": {"ms": 0.0}}, "undecided: new is compared with what took no time"),
+    ]
+    for more, said in cases:
+        assert said in decisions.decide(table, known | more, card=None, capability=None)["line"]
+
+
+def decided_by(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The verdicts of a minute that measured this."""
+    records = decisions.decided(decisions.MINUTE, found, card="a card", capability="9.0")
+    return {record["name"].partition("/")[2]: record["verdict"] for _, record in records}
+
+
+def test_minute_decides_by_what_is_faster_and_not_by_what_was_hoped_for() -> None:
+    """Kernels a little slower than was promised win all the same where torch's are five times as slow."""
+    times = {"sentences": 0.16, "triton": 0.36, "varlen": 0.82}
+    found = {
+        f"short_attention/900/{role}/{kernel}/0.0": {"both_ms": ms}
+        for kernel, ms in times.items()
+        for role in ("encoder", "causal", "cross")
+    }
+    found |= {"add_norm/25088x512/kernel": {"both_ms": 0.11}, "add_norm/25088x512/inductor": {"both_ms": 0.19}}
+    assert {"sentences": "yes", "attention": "yes", "norm": "yes"}.items() <= decided_by(found).items()
+
+    found["add_norm/25088x512/inductor_no_mix_order"] = {"both_ms": 0.115}
+    assert decided_by(found)["norm"] == "no"
+
+
+def test_minute_knows_the_card_by_what_no_change_of_the_code_makes_faster() -> None:
+    for product, copy, verdict in ((783.0, 4.27, "yes"), (640.0, 3.0, "no")):
+        assert decided_by({"facts/anchors": {"product_tflops": product, "copy_tb_s": copy}})["card"] == verdict
+
+
+def test_minute_replays_a_search_by_default_where_the_first_pass_is_no_slower_either() -> None:
+    launched = {"seconds": 3.0, "first_pass_seconds": 3.0}
+    replayed = {"seconds": 0.6, "first_pass_seconds": 2.0, "target_tokens_per_second": 135_000.0}
+    key = "decode/base/beam4-131072"
+    verdicts = decided_by({key: launched, f"{key}/replayed": replayed})
+    assert (verdicts["search"], verdicts["search_speed"]) == ("yes", "no")
+    assert decided_by({key: launched, f"{key}/replayed": replayed | {"first_pass_seconds": 3.5}})["search"] == "no"
+
+
 def test_decide_says_what_else_was_measured() -> None:
     """What is not known, or no number, is left out."""
     one = FAST._replace(beside=(("a/other", "ms"), ("a/third", "ms"), ("a/fourth", "ms")))
@@ -275,3 +327,40 @@ def test_start_of_a_variant_that_takes_too_long_leaves_it_out(monkeypatch: pytes
     with pytest.raises(TimeoutError):
         variants.start(contenders, "slow", None, range(1), seconds=0.05)
     assert contenders == {}
+
+
+# ---- a search -------------------------------------------------------------------------------------------------------
+
+
+def a_search(output: Path) -> dict[str, Any]:
+    """What `decode.py` measures of a replayed search of few sentences, tiny and on a CPU."""
+    arguments = ["--size=tiny", "--device=cpu", "--sentences=6", "--settings=beam4-131072", "--ways=replayed"]
+    decode.main([*arguments, f"--output={output}"])
+    found: dict[str, Any] = measured.read(output)["decode/tiny/beam4-131072/replayed"]
+    return found
+
+
+def test_search_is_timed_three_times_after_the_pass_that_records(tmp_path: Path) -> None:
+    found = a_search(tmp_path / "found.jsonl")
+    assert "error" not in found
+    first, *others = found["pass_seconds"]
+    assert found["first_pass_seconds"] == first
+    assert found["seconds"] == sorted(others)[1]
+    assert found["target_tokens_per_second"] == found["target_tokens"] / found["seconds"]
+    assert 0.0 < found["deviation"] < 0.02
+    assert (found["profile"]["sentences"], found["profile"]["runs"]) == (6, 1)
+
+
+def test_search_that_computes_something_else_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that is not kept: hypotheses see keys of others, and what they score is not what forced decoding finds."""
+    monkeypatch.setattr(buffers, "fill", fill_without_mask)
+    found = a_search(tmp_path / "found.jsonl")
+    assert found["error"].startswith("a piece's log-probability differs by ")
+
+
+plain_fill = buffers.fill
+
+
+def fill_without_mask(own: Any, state: Any) -> None:
+    plain_fill(own, state)
+    own.past_mask.zero_()
