@@ -644,7 +644,7 @@ STAGES = {
     ),
     "minute": Stage(
         {
-            "card": Part(script("micro", "card", dry="card --size=tiny"), 10, 20),
+            "card": Part(script("micro", "card", dry="card --size=tiny"), 10, 45),
             "attention": Part(script("micro", "short_attention", dry="short_attention --size=tiny"), 70, 90),
             "norm": Part(script("micro", "add_norm", dry="add_norm --size=tiny"), 40, 90),
             "loss": Part(script("micro", "triton_loss", dry="triton_loss --size=tiny"), 15, 40),

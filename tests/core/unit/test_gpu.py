@@ -594,7 +594,8 @@ def test_train_on_ranks_that_share_a_gpu_replays_and_resumes_on_one(tmp_path: Pa
     job = job_on_device(tmp_path, precision=Precision.bf16, cuda_graphs=True, compile=False, **recipe)
 
     def take(job: TrainJob, size: int) -> None:
-        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}")
+        # By its own name a machine without a network may not find itself, and ranks would wait for minutes.
+        torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={size}")
         command = [sys.executable, *torchrun, "-m", "transformer", "train", *overrides(job)]
         environment = os.environ | {"TRANSFORMER_SHARE_GPUS": "1", "PYTHONPATH": str(ROOT)}
         folder = Path(job.run_dir).parent
