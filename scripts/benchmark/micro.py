@@ -189,6 +189,8 @@ def versions(device: torch.device) -> Numbers:
 def anchors(scale: Scale, device: torch.device) -> Numbers:
     """A large product and a large copy: what the other figures are shares of."""
     a, b = (normal(scale.square, scale.square, device=device) for _ in range(2))
+    for _ in range(200):  # 0.3 s: an idle device has a sixth of its clock
+        a @ b
     product = milliseconds(lambda: a @ b, device)
     source = torch.empty(scale.copied, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
