@@ -32,6 +32,8 @@ from steps import SIZES, make_corpus, sdpa_flags, wait_for
 from transformer.compute import avoid_cudnn_attention, dtype_of, resolve_device
 from transformer.config.settings import Device, Precision, Quantization, SearchConfig
 from transformer.decoding.batched import BatchedDecoder
+from transformer.decoding.proof import prove_replay
+from transformer.decoding.replay import Replay
 from transformer.decoding.search import Hypothesis, length_penalty
 from transformer.model.transformer import Transformer
 from transformer.numerics import largest, tolerance_of
@@ -124,8 +126,11 @@ def measure(
     """All sentences by one setting, after a few that warm up; where steps are replayed, after all of them."""
     search = SearchConfig(beam_size=setting.beam_size, max_extra=1, batch_tokens=setting.batch_tokens)
     batches = BatchedDecoder.of(model, search, device=device, precision=Precision.bf16)
+    is_proven = True
     if replays:
-        batches = batches.replayed()
+        proven = prove_replay(batches)  # as before the first translation; where it says no, it says why
+        is_proven = proven.replay is not None
+        batches = proven if is_proven else batches.replayed()
     batches.hypotheses(sources[:8], n_best=1, check=Clock(seconds))
 
     passes: list[Numbers] = []
@@ -138,24 +143,33 @@ def measure(
     numbers = in_order[len(in_order) // 2]  # their median
     numbers |= {"first_pass_seconds": passes[0]["seconds"], "pass_seconds": [one["seconds"] for one in passes]}
     numbers |= {"cudnn_attention": sdpa_flags()["cudnn"], "deviation": deviation(batches, sources, found)}
+    if not is_proven:
+        numbers["error"] = "the proof before the first translation refuses it"
     if not numbers["deviation"] <= tolerance_of(batches.precision).log_prob:
         numbers["error"] = f"a piece's log-probability differs by {numbers['deviation']:.3g} from forced decoding"
 
     if batches.replay is not None:
-        # false: the GPU could not, and steps were launched
-        numbers |= {"recordings": batches.replay.n_recorded, "replayed": batches.replay.is_recording}
-        if device.type == "cuda":  # recordings take memory beside that of torch's allocator
-            free, total = torch.cuda.mem_get_info(device)
-            taken = {"reserved_gib": torch.cuda.memory_reserved(device), "taken_gib": total - free}
-            numbers |= {name: size / 2**30 for name, size in taken.items()}
+        numbers |= recordings(batches.replay, device)
         keep(numbers)  # the profiler may hang
-        fullest = max(batches.cut([len(source) + 1 for source in sources]), key=len)
-        again = partial(batches.hypotheses, [sources[n] for n in fullest], n_best=1)
-        numbers["profile"] = kernel_table(again, device, 1) | {
-            "sentences": len(fullest),
-            "longest": len(sources[fullest[0]]) + 1,
-        }
+        numbers["profile"] = profile(batches, sources, device)
     return numbers
+
+
+def recordings(replay: Replay, device: torch.device) -> Numbers:
+    """How many there are, and what they take beside the memory of torch's allocator."""
+    found: Numbers = {"recordings": replay.n_recorded, "replayed": replay.is_recording}  # false: steps were launched
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        found |= {"reserved_gib": torch.cuda.memory_reserved(device) / 2**30, "taken_gib": (total - free) / 2**30}
+    return found
+
+
+def profile(batches: BatchedDecoder, sources: list[list[int]], device: torch.device) -> Numbers:
+    """The kernels of the largest batch."""
+    fullest = max(batches.cut([len(source) + 1 for source in sources]), key=len)
+    again = partial(batches.hypotheses, [sources[n] for n in fullest], n_best=1)
+    longest = len(sources[fullest[0]]) + 1
+    return kernel_table(again, device, 1) | {"sentences": len(fullest), "longest": longest}
 
 
 def deviation(batches: BatchedDecoder, sources: list[list[int]], found: list[list[Hypothesis]]) -> float:

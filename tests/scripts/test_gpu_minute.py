@@ -361,6 +361,12 @@ def test_search_that_computes_something_else_decides_nothing(tmp_path: Path, mon
     monkeypatch.setattr(buffers, "fill", fill_without_mask)
     found = a_search(tmp_path / "found.jsonl")
     assert found["error"].startswith("a piece's log-probability differs by ")
+    assert found["target_tokens_per_second"] > 0.0
+
+
+def test_search_that_its_proof_refuses_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "prove_replay", lambda batches: batches)
+    assert a_search(tmp_path / "found.jsonl")["error"] == "the proof before the first translation refuses it"
 
 
 plain_fill = buffers.fill
