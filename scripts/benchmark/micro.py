@@ -29,6 +29,7 @@ from measured import Measured, Numbers, judged
 from steps import LONGEST, MEAN, SPREAD, cudnn_attention, make_corpus, sdpa_flags, wait_for
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transformer.compute import avoid_cudnn_attention, has_compiler, has_triton, resolve_device
 from transformer.config.settings import AttentionKernel, Device, Norm
@@ -165,7 +166,11 @@ def card(measured: Measured, scale: Scale, device: torch.device) -> None:
     """The scale of all other figures."""
     measured.take("facts/versions", partial(versions, device))
     measured.take("facts/anchors", partial(anchors, scale, device))
+    avoid_cudnn_attention(device)
     measured.take("facts/log_softmax", partial(log_softmax, scale, device))
+    for backend in (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH) if device.type == "cuda" else (SDPBackend.MATH,):
+        name = f"facts/search_attention/{backend.name.lower()}"
+        measured.take(name, partial(search_attention, scale, device, backend))
 
 
 def versions(device: torch.device) -> Numbers:
@@ -205,6 +210,15 @@ def log_softmax(scale: Scale, device: torch.device) -> Numbers:
     """
     logits = normal(min(4_096, scale.rows[0]), scale.vocab_size, device=device)
     return {"ms": milliseconds(lambda: torch.log_softmax(logits, 1, dtype=torch.float32), device)}
+
+
+def search_attention(scale: Scale, device: torch.device, backend: SDPBackend) -> Numbers:
+    """Of such a search at its 32nd position: torch's kernel has tiles of 64 queries, of which four are filled."""
+    rows = min(1_024, scale.rows[0])
+    q, k, v = (normal(rows, scale.heads, n, scale.head, device=device) for n in (4, 128, 128))
+    mask = torch.zeros(rows, 1, 4, 128, device=device, dtype=torch.bfloat16)
+    with torch.no_grad(), sdpa_kernel(backend):
+        return {"ms": replayed(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), device)}
 
 
 def attend_padded(scale: Scale, device: torch.device, queries: int, keys: int, *, masked: bool) -> Tensor:
