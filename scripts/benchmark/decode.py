@@ -66,13 +66,18 @@ def main(arguments: list[str]) -> int:
     torch.manual_seed(1)
     model = Transformer(config, vocab_size).to(device, dtype_of(Precision.bf16)).eval()
     sources = make_sources(args.sentences, vocab_size)
+    profiles: dict[str, Callable[[], Numbers]] = {}  # by the names of measurements
     for way in args.ways:
         for name in args.settings:
             key = f"decode/{args.size}/{name}" + ("" if way == "eager" else f"/{way}")
-            by_torch = partial(measure, replays=way == "replayed", keep=partial(measured.add, key))
+            by_torch = partial(measure, replays=way == "replayed", later=partial(profiles.__setitem__, key))
             take = measure_engine if way == "ctranslate2" else by_torch
             measured.take(key, partial(take, model, sources, SETTINGS[name], device=device, seconds=args.each))
             print(f"{key}: {measured.get(key)}", flush=True)
+
+    # Last, for what a profiler leaves behind slows its process down.
+    for key, profile_of in profiles.items():
+        measured.add(key, (measured.get(key) or {}) | {"profile": profile_of()})
     return measured.status()
 
 
@@ -121,9 +126,12 @@ def measure(
     device: torch.device,
     seconds: float,
     replays: bool,
-    keep: Callable[[Numbers], None],
+    later: Callable[[Callable[[], Numbers]], None],
 ) -> Numbers:
-    """All sentences by one setting, after a few that warm up; where steps are replayed, after all of them."""
+    """All sentences by one setting, after a few that warm up; where steps are replayed, after all of them.
+
+    `later` is given what lists the kernels of these.
+    """
     search = SearchConfig(beam_size=setting.beam_size, max_extra=1, batch_tokens=setting.batch_tokens)
     batches = BatchedDecoder.of(model, search, device=device, precision=Precision.bf16)
     is_proven = True
@@ -150,8 +158,7 @@ def measure(
 
     if batches.replay is not None:
         numbers |= recordings(batches.replay, device)
-        keep(numbers)  # the profiler may hang
-        numbers["profile"] = profile(batches, sources, device)
+        later(partial(profile, batches, sources, device))
     return numbers
 
 
