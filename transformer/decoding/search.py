@@ -421,17 +421,14 @@ def _best(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor
 
 
 def _best_of_rows(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor]:
-    """`_best` of `R` rows: what a softmax makes of their largest logits, without the banned tokens."""
-    logits = at_least_fp32(logits)  # (R, V)
+    """`_best` of `R` rows. What is banned has its part of the softmax, but is not among the best."""
+    log_probs = torch.log_softmax(at_least_fp32(logits), 1)  # (R, V): in one kernel, where a GPU reads the row once
 
     # Banned tokens may be among the largest, so as many more are asked for.
-    values, tokens = _largest(logits, min(count + len(banned), logits.shape[1]))  # (R, count + banned)
-    maximum = values[:, :1]  # (R, 1)
-    log_sum = maximum + (logits - maximum).exp_().sum(1, keepdim=True).log_()  # (R, 1)
-
+    values, tokens = _largest(log_probs, min(count + len(banned), log_probs.shape[1]))  # (R, count + banned)
     is_banned = (tokens.unsqueeze(2) == banned).any(2)  # (R, count + banned)
     values, order = values.masked_fill(is_banned, _IMPOSSIBLE).topk(count)  # (R, count)
-    return values - log_sum, tokens.gather(1, order)
+    return values, tokens.gather(1, order)
 
 
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
