@@ -181,6 +181,7 @@ def test_kernels_in_triton_are_machine_code() -> None:
     for kernel in kernels:
         is_attention = kernel["width"] > 0
         assert kernel["matrix_units"] == is_attention
+        assert kernel["alone"] <= (0 if is_attention else 1), kernel  # the logit of the target
         assert kernel["shared"] <= (99 if kernel["arch"] == 80 else 227) * 1024  # 99: of the smallest since Ampere
         if kernel["arch"] == 90:
             assert kernel["stack"] <= (8 if kernel["width"] == 128 else 0), kernel

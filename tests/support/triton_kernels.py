@@ -569,6 +569,7 @@ class Kernel:
     stack: int  # bytes of a thread: more than 0 where registers did not suffice
     shared: int  # bytes of a block of threads
     matrix_units: bool  # whether it multiplies by them
+    alone: int  # reads and writes of memory that are of one number in half precision, and not of several at once
 
 
 POINTERS = {
@@ -603,7 +604,7 @@ def machine_code(folder: Path) -> Iterator[Kernel]:
                     stages=attention_kernels.STAGES,
                     folder=folder,
                 )
-        values = (0.9, 0, loss_kernels.COLUMNS, triton.language.float32)
+        values = (37_000, 0.9, 0, loss_kernels.COLUMNS, triton.language.float32)
         yield _compile(
             loss_kernels._loss_kernel,
             values,
@@ -679,9 +680,7 @@ def _compile(
     fixed = dict(zip(names[-len(constants) :], constants, strict=True))
     signature = {name: POINTERS.get(name, "i32") for name in names}
     signature |= dict.fromkeys(fixed, "constexpr")
-    aligned = [
-        i for i, name in enumerate(names) if signature[name] not in ("constexpr", "fp32") and name != "n_classes"
-    ]
+    aligned = [i for i, name in enumerate(names) if signature[name] not in ("constexpr", "fp32")]
     source = ASTSource(
         fn=kernel,
         signature=signature,
@@ -707,6 +706,7 @@ def _compile(
         stack=int(numbers[2]),
         shared=compiled.metadata.shared,
         matrix_units=any(name in compiled.asm["ptx"] for name in ("mma.sync", "wgmma", "tcgen05.mma")),
+        alone=len(re.findall(r"\b(?:ld|st)\.global\.b16\b", compiled.asm["ptx"])),
     )
 
 
