@@ -183,6 +183,6 @@ def move_average(average: nn.Module, model: nn.Module, *, decay: float, updates:
 
     # lerp(a, w, 1 - d) is d a + (1 - d) w.
     averages: list[Tensor] = list(average.parameters())
-    weights = [weight.to(tensor.dtype) for tensor in averages]
+    weight = weight.to(averages[0].dtype)
     with torch.no_grad():
-        torch._foreach_lerp_(averages, list(model.parameters()), weights)
+        torch._foreach_lerp_(averages, list(model.parameters()), [weight] * len(averages))

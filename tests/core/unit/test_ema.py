@@ -96,6 +96,19 @@ def test_move_average_keeps_a_constant_and_has_these_first_decays() -> None:
     assert model.weight.item() == 1.0
 
 
+def test_move_average_launches_one_kernel_more_for_each_weight_and_no_two() -> None:
+    """On a GPU each is a launch by the host, in every step: what is the same for all weights is computed once."""
+
+    def operators(n_layers: int) -> int:
+        average, model = (nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(n_layers))) for _ in range(2))
+        flag, updates = torch.tensor(True), torch.tensor(3.0)
+        with torch.profiler.profile() as profile:
+            move_average(average, model, decay=0.9, updates=updates, is_applied=flag)
+        return sum(event.name in ("aten::_to_copy", "aten::lerp_") for event in profile.events())
+
+    assert operators(5) - operators(2) == 3
+
+
 @pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
 def test_move_average_is_the_recurrence(dtype: torch.dtype, accuracy: float) -> None:
     """200 updates over a module with a shared matrix, until the decay is at its limit."""
