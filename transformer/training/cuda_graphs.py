@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from transformer.compute import seed_draws
 from transformer.data.batch import Batch
 from transformer.distributed import collective_errors_named
 from transformer.layout import Packed
@@ -68,14 +69,14 @@ class GraphedComputation(Computation):
 
         if len(batches) == 1 and not self._reduces:
             [(seed, batch)] = batches
-            torch.manual_seed(seed)
+            seed_draws(seed, self.device)
             losses, norm, is_applied = self._run("step", batch, lambda own: self._take_one(own, share, rate))
             return losses.double(), norm, is_applied
 
         flat = self._put_gradients_in_place()
         sums = torch.zeros(2, device=self.device, dtype=torch.float64)
         for seed, batch in batches:
-            torch.manual_seed(seed)
+            seed_draws(seed, self.device)
             [losses] = self._run("gradient", batch, lambda own: (self.add_gradient(own, share),))
             sums += losses
         if self._reduces:
@@ -93,7 +94,7 @@ class GraphedComputation(Computation):
         """
         if self.is_recording:
             share = self._share.fill_(share)
-        torch.manual_seed(seed)
+        seed_draws(seed, self.device)
         losses, *gradients = self._run("trial", batch, lambda own: self._try_one(own, share, in_place=in_place))
         names = [name for name, _ in self.objective.named_parameters()]
         return losses, dict(zip(names, gradients, strict=True))

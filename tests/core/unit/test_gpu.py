@@ -35,7 +35,7 @@ from support.corpora import (
     write_corpus,
 )
 from support.paths import ROOT
-from transformer.compute import HALF, autocast, has_triton, has_wide_tiles, loss_scaler
+from transformer.compute import HALF, autocast, has_triton, has_wide_tiles, loss_scaler, seed_draws
 from transformer.config.jobs import TrainJob
 from transformer.config.settings import (
     AttentionKernel,
@@ -614,6 +614,14 @@ def test_train_on_ranks_that_share_a_gpu_replays_and_resumes_on_one(tmp_path: Pa
     assert among_two == pytest.approx(alone, rel=0.02)
     said = (Path(shared.run_dir) / "train.log").read_text(encoding="utf-8")
     assert said.count("cuda_graphs True") == (3 if DEVICE.type == "cuda" else 0)
+
+
+def test_seed_draws_draws_what_manual_seed_does() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3, device=DEVICE), torch.rand(3)
+    seed_draws(7, DEVICE)
+    assert torch.equal(torch.rand(3, device=DEVICE), expected[0])
+    assert torch.equal(torch.rand(3), expected[1])
 
 
 def test_load_steps_copies_ahead_the_steps_of_the_host() -> None:
