@@ -203,8 +203,8 @@ def add_norm_backward(
     rstd: Tensor,
     x_type: torch.dtype,
     dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, in its type, of y, in that of `d_out`, of gain and bias."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, in its type, of y, in that of `d_out`, of gain and bias as `(2, D)`."""
     d_out = d_out.contiguous()
     d_x = torch.empty_like(total, dtype=x_type)
     d_y = torch.empty_like(d_out)
@@ -227,8 +227,7 @@ def add_norm_backward(
         num_warps=warps(total.shape[1]),
         num_stages=STAGES,
     )
-    d_gain, d_bias = parts.sum(1).to(gain.dtype).unbind(0)
-    return d_x, d_y, d_gain.clone(), d_bias.clone()  # an operator's results share no memory
+    return d_x, d_y, parts.sum(1).to(gain.dtype)
 
 
 @add_norm_backward.register_fake
@@ -241,9 +240,9 @@ def _(
     rstd: Tensor,
     x_type: torch.dtype,
     dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     d_x = total.new_empty(total.shape, dtype=x_type)
-    return d_x, d_out.new_empty(d_out.shape), gain.new_empty(gain.shape), gain.new_empty(gain.shape)
+    return d_x, d_out.new_empty(d_out.shape), gain.new_empty(2, *gain.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -255,8 +254,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, d_out: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    gradients = add_norm_backward(d_out, *ctx.saved_tensors, ctx.x_type, ctx.dropout)
-    return *gradients, None, None, None
+    d_x, d_y, of_parameters = add_norm_backward(d_out, *ctx.saved_tensors, ctx.x_type, ctx.dropout)
+    return d_x, d_y, *of_parameters.unbind(0), None, None, None
 
 
 add_norm.register_autograd(_differentiate, setup_context=_save)
