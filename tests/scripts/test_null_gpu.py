@@ -441,16 +441,16 @@ def test_train_that_can_record_no_more_commits_its_step_and_goes_on_launched(tmp
         assert "graph" not in launched.report["counts"]
 
 
-def test_graphed_computation_records_what_has_run_and_again_after_it_made_room(tmp_path: Path) -> None:
-    """A shape is launched once before it is recorded, and what still lives of the old memory is in nobody's way."""
-    program = tmp_path / "program.py"
-    program.write_text(RECORDS, encoding="utf-8")
-    done = on_null_gpu(tmp_path, "python", str(program))
+def graphed(folder: Path, program: str) -> Any:
+    """What a program prints that has a `graphed` computation, and batches by their number of sentences and of slots."""
+    path = folder / "program.py"
+    path.write_text(GRAPHED + program, encoding="utf-8")
+    done = on_null_gpu(folder, "python", str(path))
     assert done.status == 0, done.err
-    assert json.loads(done.out) == [0, 2, 0, 2]
+    return json.loads(done.out)
 
 
-RECORDS = """
+GRAPHED = """
 import json
 import numpy as np
 import torch
@@ -470,16 +470,28 @@ launched = Computation(
     Objective(model, 0.1).train(), build_optimizer(model, TrainConfig()), scaler, 1.0, device, Precision.bf16
 )
 graphed = GraphedComputation(launched, reduces=False)
-short = Store.from_pieces(*([[5]] * 400 for _ in range(2)))
-batches = [
-    collate(short, np.arange(count), (1024, 1024), kernel=AttentionKernel.varlen).to(device) for count in (400, 10)
-]
-
+short = Store.from_pieces(*([[5]] * 1600 for _ in range(2)))
 recorded = graphed._recorder._recordings
+
+def batch_of(count, slots):
+    return collate(short, np.arange(count), (slots, slots), kernel=AttentionKernel.varlen).to(device)
+
+def take(batch):
+    graphed.take([(1, batch)], share=1.0, rate=1e-3)
+"""
+
+
+def test_graphed_computation_records_what_has_run_and_again_after_it_made_room(tmp_path: Path) -> None:
+    """A shape is launched once before it is recorded, and what still lives of the old memory is in nobody's way."""
+    assert graphed(tmp_path, RECORDS) == [0, 2, 0, 2]
+
+
+RECORDS = """
+batches = [batch_of(count, 1024) for count in (400, 10)]
 
 def recordings():
     for batch in batches:
-        graphed.take([(1, batch)], share=1.0, rate=1e-3)
+        take(batch)
     return len(recorded)
 
 found = [recordings(), recordings()]
@@ -488,6 +500,29 @@ torch.cuda.mem_get_info = lambda device: (0, 1)
 graphed.make_room()
 found += [len(recorded), recordings()]
 print(json.dumps(found))
+"""
+
+
+def test_graphed_computation_frees_what_it_recorded_where_a_new_shape_would_not_fit_beside_it(tmp_path: Path) -> None:
+    """There is memory for one and a half steps: a new shape is launched alone, and in the end all are recorded."""
+    assert graphed(tmp_path, HAS_LITTLE_ROOM) == [[1, 1, 1], [2, 3, 3], True]
+
+
+HAS_LITTLE_ROOM = """
+batches = [batch_of(count, 65536) for count in (1600, 600, 10)]
+take(batches[0])
+step = torch.cuda.memory_reserved()
+torch.cuda.empty_cache()
+free, _ = torch.cuda.mem_get_info()
+ballast = torch.empty(int(free - 1.5 * step), dtype=torch.uint8, device=device)
+
+def recordings(batch):
+    take(batch)
+    take(batch)
+    return len(recorded)
+
+found = [[recordings(batch) for batch in batches] for _ in range(2)]
+print(json.dumps([*found, graphed.is_recording]))
 """
 
 

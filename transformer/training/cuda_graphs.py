@@ -18,13 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from transformer.compute import seed_draws
+from transformer.compute import free_gpu_memory, seed_draws
 from transformer.data.batch import Batch
 from transformer.distributed import collective_errors_named
 from transformer.layout import Packed
 from transformer.training.step import Computation
 
 ALIGNED = 64  # numbers of the flat gradient: kernels read several at once, from a multiple of these on
+ROOM = 1.5  # what is launched may take so many times the memory that it takes when it is recorded: there are holes
 Tensors = tuple[Tensor, ...]
 log = logging.getLogger(__name__)
 
@@ -192,8 +193,9 @@ class Recorder:
 
     What comes for the first time is computed without a graph: kernels are compiled, and moments made.
 
-    What is recorded keeps the memory that it computes in. Where that runs out, everything is launched from then on. It
-    is where a recording fails, too; but torch's allocator then never gets its memory back, nor that of batches which
+    What is recorded keeps the memory that it computes in. Where there is not as much again for a new shape, it is freed
+    first, and recorded anew when it is needed. Where memory runs out all the same, everything is launched from then on.
+    It is where a recording fails, too; but torch's allocator then never gets its memory back, nor that of batches which
     another stream has copied. So there is a `failure`, and the process should end soon.
     """
 
@@ -204,6 +206,7 @@ class Recorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # what is recorded needs its own
         self._pool = torch.cuda.graph_pool_handle()  # no two graphs run at once: they share their memory
         self._recordings: dict[Any, _Recording] = {}
+        self._taken = 0  # bytes, by all of them
         self._has_run: set[Any] = set()
 
     def run(self, name: str, batch: Batch | None, compute: Callable[[Any], Tensors]) -> Tensors:
@@ -216,6 +219,7 @@ class Recorder:
             own = None if batch is None else batch.map(torch.clone)
             if key not in self._has_run:
                 self._has_run.add(key)
+                self._make_room()
                 return self._beside(lambda: compute(own))
             recording = self._record(lambda: compute(own), own)
             if recording is None:
@@ -230,8 +234,16 @@ class Recorder:
     def clear(self) -> None:
         """Free everything that is recorded."""
         self._recordings.clear()
+        self._taken = 0
         torch.cuda.empty_cache()
         self._pool = torch.cuda.graph_pool_handle()  # whatever still lives of the old one keeps it from being used
+
+    def _make_room(self) -> None:
+        """Free what is recorded where what is to be launched may not fit beside it."""
+        if self._recordings:
+            torch.cuda.empty_cache()
+            if free_gpu_memory(self._device) < ROOM * self._taken:
+                self.clear()
 
     def _beside(self, compute: Callable[[], Tensors]) -> Tensors:
         """Compute on the stream that records, as what autograd prepares belongs to a stream."""
@@ -253,7 +265,9 @@ class Recorder:
         try:
             # Only this thread is recorded: the loader's goes on copying batches.
             with here, torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                before = torch.cuda.memory_reserved(self._device)
                 results = compute()
+            self._taken += torch.cuda.memory_reserved(self._device) - before
             return _Recording(graph, batch, results)
         except torch.OutOfMemoryError:
             log.warning("too little GPU memory is left to record a step: the host launches every kernel")
