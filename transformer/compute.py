@@ -1,5 +1,6 @@
 """Device, precision and what the machine can run, chosen by static rules: nothing is timed."""
 
+import gc
 import importlib.util
 import os
 import re
@@ -176,6 +177,21 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 def loss_scaler(device: torch.device, precision: Precision) -> GradScaler:
     """Under fp16, the scaler that keeps gradients inside its range; elsewhere it does nothing, and its scale is 1."""
     return GradScaler(device.type, enabled=precision is Precision.fp16)
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """A context in which Python looks for no garbage, as around what a GPU records.
+
+    Among it may be a kernel of Triton, which from 3.7 on unloads itself at its end: then the recording would fail.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

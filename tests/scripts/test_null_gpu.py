@@ -482,11 +482,19 @@ def take(batch):
 
 
 def test_graphed_computation_records_what_has_run_and_again_after_it_made_room(tmp_path: Path) -> None:
-    """A shape is launched once before it is recorded, and what still lives of the old memory is in nobody's way."""
-    assert graphed(tmp_path, RECORDS) == [0, 2, 0, 2]
+    """A shape is launched once before it is recorded, and what still lives of the old memory is in nobody's way.
+
+    While a step is recorded, Python collects no garbage: what ends then might have to be unloaded.
+    """
+    assert graphed(tmp_path, RECORDS) == [0, 2, 0, 2, [True, False]]
 
 
 RECORDS = """
+import gc
+
+collects = []
+take_one = graphed._take_one
+graphed._take_one = lambda *arguments: collects.append(gc.isenabled()) or take_one(*arguments)
 batches = [batch_of(count, 1024) for count in (400, 10)]
 
 def recordings():
@@ -498,7 +506,7 @@ found = [recordings(), recordings()]
 kept = [recording.results for recording in recorded.values()]
 torch.cuda.mem_get_info = lambda device: (0, 1)
 graphed.make_room()
-found += [len(recorded), recordings()]
+found += [len(recorded), recordings(), collects[1:3]]
 print(json.dumps(found))
 """
 

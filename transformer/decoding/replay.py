@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from transformer.compute import without_garbage_collection
 from transformer.decoding.buffers import Arena, put, rounded
 from transformer.decoding.search import Beams, Hypothesis, Rules, State, advance, launch, results_of, rows_of
 
@@ -271,6 +272,7 @@ class _Recorder:
         try:
             with (
                 here,
+                without_garbage_collection(),
                 _uncached(self._device),
                 torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
             ):

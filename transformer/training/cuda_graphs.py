@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from transformer.compute import free_gpu_memory, seed_draws
+from transformer.compute import free_gpu_memory, seed_draws, without_garbage_collection
 from transformer.data.batch import Batch
 from transformer.distributed import collective_errors_named
 from transformer.layout import Packed
@@ -264,7 +264,11 @@ class Recorder:
         drawn = generator.clone_state()
         try:
             # Only this thread is recorded: the loader's goes on copying batches.
-            with here, torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            with (
+                here,
+                without_garbage_collection(),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
                 before = torch.cuda.memory_reserved(self._device)
                 results = compute()
             self._taken += torch.cuda.memory_reserved(self._device) - before

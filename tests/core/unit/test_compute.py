@@ -1,6 +1,8 @@
 """Device and precision are settled by static rules."""
 
+import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +24,7 @@ from transformer.compute import (
     to_autocast_dtype,
     untried_torch,
     uses_cudnn_attention,
+    without_garbage_collection,
 )
 from transformer.config.settings import Device, Precision
 from transformer.errors import InputError, StorageError
@@ -281,6 +284,19 @@ def test_at_least_fp32_widens_half_precision_alone(dtype: torch.dtype, expected:
     x = torch.ones(2, dtype=dtype)
     assert at_least_fp32(x).dtype == expected
     assert (at_least_fp32(x) is x) == (dtype == expected)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_without_garbage_collection_leaves_it_as_it_was(is_enabled: bool) -> None:
+    was_enabled = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        with suppress(ValueError), without_garbage_collection():
+            assert not gc.isenabled()
+            raise ValueError
+        assert gc.isenabled() is is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
 
 
 def test_seed_draws_on_a_cpu_draws_what_manual_seed_does() -> None:
