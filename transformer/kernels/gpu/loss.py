@@ -12,7 +12,6 @@ from transformer.vocabulary import PAD
 
 COLUMNS = 4096  # numbers of a row that are read at a time
 WARPS = 8
-STAGES = 3  # loads that are under way at once
 
 
 @triton.jit
@@ -96,7 +95,6 @@ def loss_and_gradient_(logits: Tensor, targets: Tensor, on_target: float) -> tup
         COLUMNS,
         tl.float64 if is_fp64 else tl.float32,
         num_warps=WARPS,
-        num_stages=STAGES,
     )
     return plain, linear
 
