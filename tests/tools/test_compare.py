@@ -154,6 +154,15 @@ def test_compare_shows_what_arrives_of_the_source(
     assert "      b, line 1, Anna: 110 <b>Ann\\u200b\n" in shown
 
 
+def test_compare_counts_what_a_source_begins_with(
+    sentences: list[str], files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A first word between marks, as a tag of a model is, is text, unless all sources have the same."""
+    write(files / "source", ["$100. is a number", "<b>Bold</b> is a tag", '"1984" is a book'])
+    (found,) = compared(capsys, *sentences, "sources=source")["test_sets"].values()
+    assert [(row["kind"], row["pieces"]) for row in found["kept"]] == [("numbers", 2), ("tags", 2)]
+
+
 def test_compare_cuts_words_as_it_is_told(files: Path, few_samples: None, capsys: pytest.CaptureFixture[str]) -> None:
     (of_set,) = compared(capsys, "hypotheses=[a,b]", "references=ref", "data.tgt_lang=de", "bleu_tokenize=char")[
         "test_sets"

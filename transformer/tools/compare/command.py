@@ -11,18 +11,16 @@ the text that finished runs keep, or files, by `texts`; nothing is decoded
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from transformer.config.settings import TAG
 from transformer.evaluation.metrics import choose
 from transformer.plugins import ScoreSettings
 from transformer.tools import significance
 from transformer.tools.compare.job import CompareJob
 from transformer.tools.compare.kept import KeptRow, count_kept
 from transformer.tools.compare.lengths import LengthRow, score_by_length
-from transformer.tools.compare.texts import PUBLISHED, Texts, check_systems, read_files, read_runs
+from transformer.tools.compare.texts import PUBLISHED, Texts, check_systems, read_files, read_runs, without_tag
 from transformer.tools.compare.words import (
     RarityRow,
     Tokenise,
@@ -162,16 +160,9 @@ def _compare_set(
         by_rarity=score_by_rarity(translations, references, word_counts.words),
         kept=[]
         if texts.sources is None
-        else count_kept(_untagged(texts.sources), texts.references[0], list(texts.translations.values())),
+        else count_kept(without_tag(texts.sources), texts.references[0], list(texts.translations.values())),
         changed={name: _changes(texts, metrics, baseline=baseline, system=name)[:most_changes] for name in others},
     )
-
-
-def _untagged(sources: Sequence[str]) -> list[str]:
-    """The sources without the tag in front of them, which tells the model what to do."""
-    return [
-        rest if TAG.fullmatch(first) else source for source in sources for first, _, rest in [source.partition(" ")]
-    ]
 
 
 def _changes(texts: Texts, metrics: Metrics, *, baseline: str, system: str) -> list[Change]:

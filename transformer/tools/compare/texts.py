@@ -292,18 +292,19 @@ def _check_same_text(test_set: str, ours: Sequence[Pair], theirs: Sequence[Pair]
         raise InputError(
             f"{test_set} is not the same test set in {runs[0]} and {runs[1]}: {len(ours)} and {len(theirs)} sentences"
         )
-    pairs = zip(_without_tag(ours), _without_tag(theirs), strict=True)
-    for line, (one, other) in enumerate(pairs, 1):
+    for line, (one, other) in enumerate(zip(_untagged(ours), _untagged(theirs), strict=True), 1):
         if one != other:
             raise InputError(
                 f"{test_set} is not the same test set in {runs[0]} and {runs[1]}: they differ in line {line}"
             )
 
 
-def _without_tag(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """The pairs without the tag in front of their sources, if all that are not blank have the same."""
-    first_words = {source.partition(" ")[0] for source, _ in pairs if not is_blank(source)}
+def _untagged(pairs: Sequence[Pair]) -> list[Pair]:
+    return list(zip(without_tag([source for source, _ in pairs]), [target for _, target in pairs], strict=True))
+
+
+def without_tag(sources: Sequence[str]) -> Sequence[str]:
+    """The sources without the tag in front of them, if all that are not blank have the same."""
+    first_words = {source.partition(" ")[0] for source in sources if not is_blank(source)}
     tag = first_words.pop() if len(first_words) == 1 else ""
-    if not TAG.fullmatch(tag):
-        return pairs
-    return [(source.removeprefix(f"{tag} "), target) for source, target in pairs]
+    return [source.removeprefix(f"{tag} ") for source in sources] if TAG.fullmatch(tag) else sources
