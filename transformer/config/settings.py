@@ -296,6 +296,10 @@ def check_pair(key: str, pair: "PairConfig") -> None:
         if name == "dataset" and value is None:
             continue
         items = value if isinstance(value, list) else [value]
+        require(
+            not any(isinstance(item, bool) for item in items),
+            f"{key}.{name}={value!r:.80}: quote it, YAML takes a bare no for false",
+        )
         are_texts = all(isinstance(item, str | int | float) for item in items)
         require(are_texts, f"{key}.{name}={value!r:.80} is neither a name nor a list of names")
         texts = [str(item) for item in items]

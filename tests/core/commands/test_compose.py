@@ -84,6 +84,9 @@ def test_compose_takes_lists_of_files_from_yaml(tmp_path: Path) -> None:
     changed = composed(TrainJob, "train", "experiment=mine", "data.train.src=x.en", config_dir=folder).data
     assert changed.train.src == "x.en"
 
+    folder = write_experiment(tmp_path / "norwegian", "data: {dev: {dataset: d.tsv, src: en, tgt: no}}")
+    with pytest.raises(InputError, match=r"^data\.dev\.tgt=False: quote it"):  # not the column False
+        composed(TrainJob, "train", "experiment=mine", config_dir=folder)
     for number, value in enumerate(("null", "{a: b}", "[[a]]")):
         folder = write_experiment(tmp_path / str(number), f"data: {{train: {{src: {value}}}}}")
         with pytest.raises(InputError, match=r"^data\.train\.src=.* is neither a name nor a list of names$"):
