@@ -173,10 +173,11 @@ def check_override(override: str, keys: Mapping[str, Key], *, groups: Sequence[s
     _check_key(key, override, keys=keys, groups=groups)
     kind = keys[generic_key(key)].kind
     is_choice = is_multirun and re.search("[,(]", value) is not None
-    if value == "null" and type(None) not in get_args(kind):
+    is_null = value == "null" and re.fullmatch(PLUGIN_KEY, key) is None  # a plug-in reads its settings itself
+    if is_null and type(None) not in get_args(kind):
         raise InputError(f"{override}: {key} cannot be null")
     key = f"{key}_" if iskeyword(key) else key  # as its field is called
-    if value == "null" or is_choice:
+    if is_null or is_choice:
         return f"{key}={value}"
     if _is_list(kind):
         return f"{key}={_list(value, is_text=kind == list[str])}"

@@ -16,7 +16,8 @@ from support.corpora import Ended, typed_in_a_child
 from support.paths import ROOT
 from transformer import registry
 from transformer.cli.commands import compose
-from transformer.config.jobs import TrainJob
+from transformer.config import jobs
+from transformer.config.jobs import TrainJob, TranslateJob
 from transformer.config.keys import names_of_plugins
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import TrainConfig
@@ -173,6 +174,14 @@ def test_settings_that_a_plugin_does_not_have_are_refused_in_one_line(
     )
     assert (done.status, done.said.count("error: ")) == (2, 1), done.said
     assert answer in done.said
+
+
+def test_a_setting_of_a_plugin_may_be_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plug-in itself reads what it is given, as in JSON."""
+    monkeypatch.setattr(jobs, "has_settings", lambda name: True)
+    job = compose("translate", ["plugins.limits.name=null"])
+    assert isinstance(job, TranslateJob)
+    assert job.plugins == {"limits": {"name": "null"}}
 
 
 def test_settings_are_typed_by_their_fields(monkeypatch: pytest.MonkeyPatch) -> None:
