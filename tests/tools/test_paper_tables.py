@@ -247,6 +247,7 @@ def test_read_rows_refuses_a_bad_file(tmp_path: Path, text: str, message: str) -
         ({"model": {"n_heads": 5}}, "here: model.d_model=32 is not a multiple of model.n_heads=5"),
         ({"train": {"precision": "fp8"}}, "here: train.precision='fp8' is not"),
         ({"model": 3}, "here: model=3 is not"),
+        ({"train": {"trackers": ["wandbb"]}}, "here: train.trackers=wandbb is not one of"),
     ],
 )
 def test_with_changes_refuses_what_is_no_setting(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -56,7 +56,9 @@ def with_changes(job: TrainJob, changes: Changes, *, place: str) -> TrainJob:
     `place` names the changes in an error. Raises InputError for an unknown key or a bad value.
     """
     try:
-        return from_json(TrainJob, _merge(to_json(job), changes))
+        changed = from_json(TrainJob, _merge(to_json(job), changes))
+        changed.check_plugins()
+        return changed
     except ValueError as error:
         raise InputError(f"{place}: {str(error).removeprefix('TrainJob.')}") from error
 
