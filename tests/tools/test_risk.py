@@ -18,6 +18,7 @@ from transformer.cli import commands
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import LineFormat, Rerank, SampleConfig, SearchOverride
 from transformer.decoding.output import BLANK, Translation
+from transformer.errors import InputError
 from transformer.tools import risk
 from transformer.tools.risk import least_risk, sentence_bleu, sentence_chrf
 
@@ -144,6 +145,12 @@ def test_translate_puts_first_what_has_most_in_common(
             one.expected_score if one.expected_score is None else pytest.approx(one.expected_score, abs=1e-3)
             for one in expected
         ]
+
+
+def test_translate_refuses_to_compare_a_translation_with_itself(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = TranslateJob(str(run_dir), threads=1, rerank=Rerank.chrf, search=SearchOverride(beam_size=1))
+    with pytest.raises(InputError, match=r"^rerank compares several .* search\.beam_size=1 finds one: raise it$"):
+        translated(job, monkeypatch)
 
 
 def test_translate_compares_the_whole_beam_or_32_samples(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

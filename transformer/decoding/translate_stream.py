@@ -122,6 +122,10 @@ class _Work:
         if count > beam_size and not job.sample.is_wanted:
             key = "candidates" if job.candidates else "n_best"
             raise InputError(f"{key}={count} must be at most search.beam_size={beam_size}: raise that, or lower it")
+        if count == 1:
+            raise InputError(
+                "rerank compares several translations of a line, and search.beam_size=1 finds one: raise it"
+            )
         found = self._find(texts, prefixes, line=line, count=count)
         return [self._choose(translations)[: job.n_best] for translations in found]
 
