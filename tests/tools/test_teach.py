@@ -148,6 +148,28 @@ def test_a_program_teaches_on_text_alone(
     assert bleu["systems"][-1]["score"] == pytest.approx(100.0), "the program is perfect"
 
 
+def test_a_pair_that_the_reverse_model_has_no_room_for_is_left_out(
+    corpus: DataConfig,
+    command_of: Callable[[str], str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It costs that pair alone, and not all that was translated; a model in either direction would do here."""
+    reverse = run(tiny_job(folder / "reverse", replace(corpus, test={}), {"max_positions": 50}, max_steps=1))
+    lines = list(read_lines(Path(str(corpus.train.src))))[:30]
+    lines.insert(7, " ".join(lines))
+    Path("text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    monkeypatch.setattr(command, "train", lambda _: pytest.fail("nothing is trained"))
+    no_train = replace(corpus, train=DataConfig().train)
+    with pytest.raises(pytest.fail.Exception, match="nothing is trained"):
+        teach(job_of(no_train, teacher=command_of("well"), text="text", reverse=str(reverse), baseline=False))
+    _, *rows = [line.split("\t") for line in read_lines(Path("student.teach/taught.tsv"))]
+    assert [int(row[3]) for row in rows] == [n for n in range(1, 32) if n != 8]
+    assert "teach: 1 sound pairs are left out, for which" in caplog.text
+
+
 def test_of_several_translations_the_one_with_the_least_risk_teaches(
     corpus: DataConfig, command_of: Callable[[str], str]
 ) -> None:

@@ -26,8 +26,18 @@ from typing import Any
 from transformer.checkpoint import find_checkpoint
 from transformer.config.jobs import ScoreJob, TrainJob, TranslateJob, checked
 from transformer.config.primitives import to_json
-from transformer.config.settings import DataConfig, ExtraConfig, LineFormat, PairConfig, Rerank, SearchOverride
+from transformer.config.settings import (
+    DataConfig,
+    ExtraConfig,
+    LineFormat,
+    ModelConfig,
+    PairConfig,
+    Rerank,
+    SearchOverride,
+)
+from transformer.data.corpus import with_tag
 from transformer.data.source import resolve_source
+from transformer.data.tokenizer import Tokenizers
 from transformer.data.training_text import check_texts, store_dir_of
 from transformer.decoding.provenance import differences, read_settings
 from transformer.decoding.score_stream import run as score
@@ -55,6 +65,8 @@ from transformer.tools.teach.program import check_teacher, translate_by_program,
 from transformer.training.loop import train
 
 log = logging.getLogger(__name__)
+
+BLOCK = 1_000  # pairs that are cut into pieces together
 
 # Keys that decide what is taught; those of the student's training are its own to check.
 SETTINGS = ("teacher", "ensemble", "text", "candidates", "keep", "reverse", "weight", "baseline")
@@ -175,15 +187,16 @@ class _Work:
             return
         sound, scores = self.folder / "sound.tsv", self.folder / "reverse.tsv"
         sides = self.folder / "sound.src", self.folder / "sound.tgt"
-        for column, side in enumerate(sides):
-            _once(side, (row.split("\t")[column] for row in islice(_lines(sound), 1, None)), self.anew)
-        log.info("teach: %s scores the pairs backwards", job.reverse)
         run_dir = str(run_path(job.reverse, "reverse"))
+        tag = _tag_between(run_dir, tuple(reversed(job.data.languages_of("train"))))
+        for column, side in enumerate(sides):
+            _once(side, (pair[column] for pair in _with_room(sound, Path(run_dir), tag=tag)), self.anew)
+        log.info("teach: %s scores the pairs backwards", job.reverse)
         reverse = ScoreJob(
             run_dir=run_dir,
             src=str(sides[1]),
             tgt=str(sides[0]),
-            tag=_tag_between(run_dir, tuple(reversed(job.data.languages_of("train")))),
+            tag=tag,
             output=str(scores),
             format=LineFormat.tsv,
             device=job.train.device,
@@ -191,7 +204,9 @@ class _Work:
         )
         score(reverse, io.BytesIO(), io.BytesIO())
 
-        means = Counter(map(_mean, _lines(scores)))
+        means = Counter(mean for row in _lines(scores) if (mean := _mean(row)) is not None)
+        if left_out := self.record["stages"]["teacher"]["lines"] - 1 - means.total():
+            log.warning("teach: %d sound pairs are left out, for which %s has no room", left_out, job.reverse)
         least = reached_by(job.keep, means)
         _once(self.taught, _most_probable(sound, scores, least), self.anew)
         self.add("reverse", {**_file_as_json(scores), "made_by": _made_by(scores), "least": least})
@@ -319,10 +334,22 @@ def _lines(path: Path) -> Iterator[str]:
             yield line.removesuffix("\n")
 
 
-def _mean(row: str) -> float:
-    """The log-probability a piece of a row that `score` wrote, rounded as it is shown."""
+def _with_room(sound: Path, run_dir: Path, *, tag: str | None) -> Iterator[tuple[str, str]]:
+    """The sound pairs, each blank that the reverse model has no room for: it then has no score."""
+    tokenizers = Tokenizers.load(run_dir)
+    most = find_checkpoint(run_dir, "auto").settings("model", ModelConfig).max_positions - 1  # beside EOS
+    rows = (row.split("\t") for row in islice(_lines(sound), 1, None))
+    while block := [(source, target) for source, target, *_ in islice(rows, BLOCK)]:
+        read = tokenizers.source.encode([with_tag(target, tag) for _, target in block])
+        written = tokenizers.target.encode([source for source, _ in block])
+        for pair, *ids in zip(block, read, written, strict=True):
+            yield pair if max(map(len, ids)) <= most else ("", "")
+
+
+def _mean(row: str) -> float | None:
+    """The log-probability a piece of a row that `score` wrote, rounded as it is shown; None where there is none."""
     _, log_prob, _, length = row.split("\t")
-    return round(float(log_prob) / int(length), 4)
+    return round(float(log_prob) / int(length), 4) if log_prob else None
 
 
 def _most_probable(sound: Path, scores: Path, least: float) -> Iterator[str]:
@@ -330,7 +357,8 @@ def _most_probable(sound: Path, scores: Path, least: float) -> Iterator[str]:
     rows = _lines(sound)
     yield f"{next(rows)}\treverse_mean_log_prob"
     for row, scored in zip(rows, _lines(scores), strict=True):
-        if (mean := _mean(scored)) >= least:
+        mean = _mean(scored)
+        if mean is not None and mean >= least:
             yield f"{row}\t{mean:.4f}"
 
 
