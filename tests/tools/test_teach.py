@@ -1,5 +1,6 @@
 """`teach`: a teacher, which may be any program, its student, and what a kill or a bad program costs."""
 
+import errno
 import os
 import re
 import shlex
@@ -398,6 +399,19 @@ def test_a_kill_costs_no_bit(
     assert names == {path.name for path in (expected / "student.teach").iterdir()} | {
         name for name in names if name.startswith(UNFINISHED)
     }
+
+
+def test_lines_are_written_once_where_there_are_no_links(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    for _ in range(2):
+        command._once(folder / "text", ["one", "two"], "begin anew")
+        assert [path.name for path in folder.iterdir()] == ["text"]
+    with pytest.raises(InputError, match="text: made from another text: begin anew"):
+        command._once(folder / "text", ["one"], "begin anew")
+    assert (folder / "text").read_text(encoding="utf-8") == "one\ntwo\n"
 
 
 # ---- what is refused

@@ -17,7 +17,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -318,9 +317,15 @@ def _once(path: Path, lines: Iterable[str], remedy: str) -> None:
             file.writelines(f"{line}\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):
+        wanted = digest_file(temporary)
+        try:
             os.link(temporary, path)  # which, unlike a replacement, leaves alone what another process reads
-        if digest_file(path) != digest_file(temporary):
+        except FileExistsError:
+            pass
+        except OSError:  # the file system has no links
+            if not path.exists():
+                os.replace(temporary, path)
+        if digest_file(path) != wanted:
             raise InputError(f"{path}: made from another text: {remedy}")
     except OSError as error:
         raise storage_error(path, error=error) from error
