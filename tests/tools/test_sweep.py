@@ -20,6 +20,7 @@ from transformer.errors import CheckpointError, InputError
 from transformer.evaluation.sets import evaluate
 from transformer.layout import Padded
 from transformer.model.transformer import Transformer
+from transformer.tools import search_settings
 from transformer.tools.search_settings import Sweep, Trial, choose, format_sweep, sweep
 
 ALPHAS = [0.0, 0.6, 2.0, 8.0]
@@ -161,6 +162,13 @@ def test_sweep_ends_with_the_command_that_evaluates_with_the_best(
     search = replace(job.search, beam_size=result.best.beam_size, length_penalty=result.best.length_penalty)
     (found,) = enter(command, *words).jobs
     assert found == replace(job, threads=1, sweep=SweepConfig(), search=search, format=Format.text)
+
+
+def test_sweep_hands_the_settings_of_plugins_to_that_command() -> None:
+    job = EvaluateJob(sweep=SweepConfig(beam_size=[1, 2]), plugins={"length": {"unit": "a b"}})
+    command = search_settings._command(job, Trial(2, 0.6, bleu=30.0, length_ratio=1.0))
+    expected = ["search.beam_size=2", "search.length_penalty=0.6", "plugins.length.unit=a b"]
+    assert shlex.split(command) == ["transformer", "evaluate", "run_dir=runs/demo", *expected]
 
 
 def test_format_sweep() -> None:

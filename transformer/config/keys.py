@@ -123,6 +123,12 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return settings
 
 
+def overrides_of(job: Job) -> list[str]:
+    """The settings of a job that are not at their defaults, as one types them, without a shell's quotes."""
+    defaults = leaves(to_json(type(job)()))
+    return [f"{key}={as_typed(value)}" for key, value in leaves(to_json(job)).items() if value != defaults.get(key)]
+
+
 def names_of_plugins(job: Job) -> Iterator[str]:
     """Every name that a plug-in may have which the job asks for."""
     for key, value in leaves(to_json(job)).items():

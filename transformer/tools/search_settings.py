@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from transformer.config.jobs import EvaluateJob
-from transformer.config.keys import as_typed, keys_of
+from transformer.config.keys import overrides_of
 from transformer.config.settings import DataConfig, Format, SearchConfig, SweepConfig, TrainConfig
 from transformer.data.corpus import Pair
 from transformer.decoding.loading import build_translator
@@ -203,13 +202,9 @@ def _command(job: EvaluateJob, best: Trial) -> str:
         format=Format.text,
         search=replace(job.search, beam_size=best.beam_size, length_penalty=best.length_penalty),
     )
-    words = [f"run_dir={chosen.run_dir}"]
-    for name, key in keys_of(EvaluateJob).items():
-        if name != "run_dir" and ".NAME" not in name:  # a sweep has no test sets and judges: see EvaluateJob
-            value = as_typed(attrgetter(name)(chosen))
-            if value != key.default:
-                words.append(f"{name}={value}")
-    return shlex.join(["transformer", "evaluate", *words])
+    run_dir = f"run_dir={job.run_dir}"  # the default one, too
+    others = [text for text in overrides_of(chosen) if text != run_dir]
+    return shlex.join(["transformer", "evaluate", run_dir, *others])
 
 
 def format_sweep(run_dir: Path, result: Sweep) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformer import __version__
 from transformer.config.jobs import OF_TRAINING, TrainJob
-from transformer.config.keys import as_typed, leaves
+from transformer.config.keys import as_typed, overrides_of
 from transformer.config.primitives import to_json
 from transformer.records import Results, RunRecord
 from transformer.registry import is_elsewhere
@@ -91,19 +91,8 @@ def commands_section(runs: Sequence[RunReading], job: ReportJob) -> Component:
     if len(names) > 1:
         blocks.append(Command("Compare the runs:", _line("compare", names)))
     about = f"Make this page again (transformer-mt {__version__}):"
-    blocks.append(Command(about, _line("report", _report_arguments(job))))
+    blocks.append(Command(about, _line("report", [*job.runs, *overrides_of(replace(job, runs=[]))])))
     return section("Commands", blocks)
-
-
-def _report_arguments(job: ReportJob) -> list[str]:
-    """The arguments of `transformer report`: the runs, and the keys that are not at their defaults."""
-    defaults = leaves(to_json(ReportJob()))
-    overrides = [
-        f"{key}={as_typed(value)}"
-        for key, value in leaves(to_json(job)).items()
-        if key != "runs" and value != defaults.get(key)
-    ]
-    return [*job.runs, *overrides]
 
 
 def _training_command(run: RunReading, record: RunRecord) -> Command:
@@ -118,14 +107,8 @@ def train_overrides(job: TrainJob) -> list[str]:
 
     A model that `init_from` brings is left to it.
     """
-    paper = leaves(to_json(TrainJob()))
     brought = {f"model.{key}" for key in to_json(job.model) if job.init_from is not None and key not in OF_TRAINING}
-    overrides = [
-        f"{key}={as_typed(value)}"
-        for key, value in leaves(to_json(job)).items()
-        if value != paper.get(key) and key not in brought
-    ]
-    return ["experiment=base", *overrides]
+    return ["experiment=base", *(text for text in overrides_of(job) if text.partition("=")[0] not in brought)]
 
 
 def _line(command: str, arguments: Sequence[str]) -> str:
