@@ -69,12 +69,22 @@ def state_of(vocab_size: int, averaged: list[int] | None = None) -> dict[str, An
     return to_json(CheckpointState(vocab_size, data_digest="unknown", averaged=averaged or []))
 
 
-def write_run(folder: Path, spm: bytes, *, seed: int, tag: str | None = None) -> Path:
-    """A run directory with one checkpoint of random weights, which may have learnt a tag, and text without one."""
+def write_run(
+    folder: Path,
+    spm: bytes,
+    *,
+    seed: int,
+    tag: str | None = None,
+    languages: tuple[str | None, str | None] = (None, None),
+) -> Path:
+    """A run directory with one checkpoint of random weights.
+
+    It may have learnt a tag, of a direction between these languages, and text without one.
+    """
     folder.mkdir(parents=True)
     (folder / "tokenizer.model").write_bytes(spm)
     size = Tokenizer(spm).vocab_size
-    sets = {} if tag is None else {"tagged": ExtraConfig(tag=tag)}
+    sets = {} if tag is None else {"tagged": ExtraConfig(tag=tag, src_lang=languages[0], tgt_lang=languages[1])}
     data = DataConfig(filter=FilterConfig(max_length=50), extra=sets)
     config = to_json(TrainJob(model=CONFIG, search=SEARCH, data=data))
     commit(

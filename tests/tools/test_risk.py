@@ -14,6 +14,7 @@ import pytest
 import sacrebleu
 
 from support.corpora import run, tiny_job, write_corpus
+from support.translations import write_run
 from transformer.cli import commands
 from transformer.config.jobs import TranslateJob
 from transformer.config.settings import LineFormat, Rerank, SampleConfig, SearchOverride
@@ -145,6 +146,19 @@ def test_translate_puts_first_what_has_most_in_common(
             one.expected_score if one.expected_score is None else pytest.approx(one.expected_score, abs=1e-3)
             for one in expected
         ]
+
+
+def test_least_risk_cuts_words_as_the_direction_of_a_tag_does(spm: bytes, tmp_path: Path) -> None:
+    """Chinese by its characters, though the run's other direction is into German."""
+    run_dir = write_run(tmp_path / "a", spm, seed=1, tag="<2zh>", languages=("en", "zh"))
+    found = [Translation(text, -1.0, -1.0, True, None) for text in ("我喜欢红色的苹果", "我喜欢红色的大苹果", "你好")]
+    by_tag, by_run = (
+        least_risk(TranslateJob(str(run_dir), rerank=Rerank.bleu, tag=tag))(found)[0].expected_score
+        for tag in ("<2zh>", None)
+    )
+    assert by_run == pytest.approx(100 / 3), "a word each: it has only itself in common"
+    assert by_tag is not None
+    assert by_tag > 40
 
 
 def test_translate_refuses_to_compare_a_translation_with_itself(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from support.paths import TESTS
 from support.translations import output_of, write_run
-from transformer.config.jobs import EvaluateJob
+from transformer.config.jobs import EvaluateJob, TranslateJob
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Device, PairConfig, Precision
 from transformer.data.corpus import LONGEST_LINE, has_several_sentences
 from transformer.data.report import DataReport, LineCounts
-from transformer.errors import CheckpointError, InputError
+from transformer.errors import InputError
 from transformer.evaluation.sets import evaluate
 from transformer.files import read_json, write_json
 from transformer.run_dir import RunDir
@@ -184,19 +184,24 @@ def test_translate_names_the_line_of_a_sentence_that_is_too_long(
 
 @pytest.mark.usefixtures("needs_sentencex")
 @pytest.mark.parametrize(("language", "between"), [("de", " "), ("zho", ""), ("ja", ""), ("th", " "), ("ko", " ")])
-def test_sentences_are_joined_as_the_target_language_writes_them(language: str, between: str, run_dir: Path) -> None:
-    write_json(RunDir(run_dir).data, to_json(report_of(tgt_lang=language, src_lang="my own language")))
-    sentences = Sentences.of(run_dir)
+def test_sentences_are_joined_as_the_target_language_writes_them(
+    language: str, between: str, spm: bytes, tmp_path: Path
+) -> None:
+    """Where there are several directions, that of the tag."""
+    run_dir = write_run(tmp_path / "a", spm, seed=1, tag="<2x>", languages=("my own language", language))
+    sentences = Sentences.of(TranslateJob(str(run_dir), tag="<2x>"))
     assert sentences.split(["One dog. Two cats.", " ", "x"]) == [["One dog.", "Two cats."], [" "], ["x"]]
     assert sentences.join(["A", "B", "", "C", "", "D"], [2, 1, 3]) == [f"A{between}B", "", f"C{between}D"]
 
 
 @pytest.mark.usefixtures("needs_sentencex")
-def test_sentences_follow_the_rules_of_the_source_language(run_dir: Path) -> None:
-    write_json(RunDir(run_dir).data, to_json(report_of(src_lang="deu")))
-    assert Sentences.of(run_dir).split(["Das war am 3. Mai 1990. Es regnete."]) == [
+def test_sentences_follow_the_rules_of_the_source_language(spm: bytes, tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "a", spm, seed=1, tag="<2en>", languages=("deu", "en"))
+    text = "Das war am 3. Mai 1990. Es regnete."
+    assert Sentences.of(TranslateJob(str(run_dir), tag="<2en>")).split([text]) == [
         ["Das war am 3. Mai 1990.", "Es regnete."]
     ]
+    assert len(Sentences.of(TranslateJob(str(run_dir))).split([text])[0]) == 3, "by the rules of English"
 
 
 def test_translate_names_what_splitting_needs(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +209,3 @@ def test_translate_names_what_splitting_needs(run_dir: Path, monkeypatch: pytest
         patch.setitem(sys.modules, "sentencex", None)
         with pytest.raises(InputError, match=r"^split=true needs sentencex: pip install 'sentencex>=\S+'$"):
             output_of(run_dir, b"a\n", split=True)
-    pytest.importorskip("sentencex")
-    RunDir(run_dir).data.unlink()
-    with pytest.raises(CheckpointError, match=r"data\.json: No such file"):
-        output_of(run_dir, b"a\n", split=True)

@@ -555,9 +555,11 @@ class DataConfig:
         """Every set of pairs by its key below `data`, the small ones first."""
         sets = self.dev_sets()
         sets |= {f"test.{name}": pair for name, pair in self.test.items()}
-        sets |= {"train": self.train}
-        sets |= {f"extra.{name}": pair for name, pair in self.extra.items()}
-        return sets
+        return sets | self.training_sets()
+
+    def training_sets(self) -> dict[str, PairConfig]:
+        """The training sets by their keys below `data`."""
+        return {"train": self.train, **{f"extra.{name}": pair for name, pair in self.extra.items()}}
 
     def dev_sets(self) -> dict[str, PairConfig]:
         """The development sets by their keys below `data`: the one of `dev`, or those of `devs`."""
@@ -577,12 +579,17 @@ class DataConfig:
 
     def directions(self) -> list[tuple[str, str]]:
         """Source and target language of the training sets, each pair once."""
-        return list(dict.fromkeys(map(self.languages_of, ("train", *(f"extra.{name}" for name in self.extra)))))
+        return list(dict.fromkeys(map(self.languages_of, self.training_sets())))
 
     def languages_of(self, name: str) -> tuple[str, str]:
         """Source and target language of a set, by its key below `data`."""
         pair = self.sets().get(name, PairConfig())
         return pair.src_lang or self.src_lang, pair.tgt_lang or self.tgt_lang
+
+    def languages_under(self, tag: str | None) -> tuple[str, str]:
+        """Source and target language of the training set with this tag; without one, those of the run."""
+        names = (name for name, pair in self.training_sets().items() if tag is not None and pair.tag == tag)
+        return self.languages_of(next(names, ""))
 
     def tgt_lang_of(self, name: str) -> str:
         """The target language of a set that the run keeps: a development set by its key, or a test set by its name."""
@@ -595,12 +602,12 @@ class DataConfig:
 
     def learnt_tags(self) -> list[str]:
         """The tags of the training sets."""
-        tags = (pair.tag for pair in (self.train, *self.extra.values()))
+        tags = (pair.tag for pair in self.training_sets().values())
         return list(dict.fromkeys(tag for tag in tags if tag is not None))
 
     def required_tags(self) -> list[str]:
         """The tags of the training sets; none where one of them has no tag, as beside text that was translated back."""
-        is_without = any(pair.tag is None for pair in (self.train, *self.extra.values()))
+        is_without = any(pair.tag is None for pair in self.training_sets().values())
         return [] if is_without else self.learnt_tags()
 
 

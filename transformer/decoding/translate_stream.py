@@ -83,7 +83,7 @@ class _Work:
     def __init__(self, job: TranslateJob, choose: Choose | None) -> None:
         self._job = job
         self._choose = choose
-        self._sentences: Splitter | None = registry.find("lines", "split")(Path(job.run_dir)) if job.split else None
+        self._sentences: Splitter | None = registry.find("lines", "split")(job) if job.split else None
         self.pairs: PairFilter | None = registry.find("lines", "keep")(job) if job.keep is not None else None
         self.translator = load_for(job)
         self.line_check: LineChecker | None = None

@@ -34,12 +34,14 @@ _BETA = 2  # of chrF: how many times as much recall counts
 def least_risk(job: TranslateJob) -> Callable[[Sequence[Translation]], list[Translation]]:
     """What puts the translations of one line in the order of `job.rerank`: each text once, the best first.
 
-    BLEU's words are those of the run's scores. Raises InputError where sacreBLEU lacks what that needs.
+    BLEU's words are those of the scores of the run, or of its direction under `job.tag`. Raises InputError where
+    sacreBLEU lacks what that needs.
     """
     scores = sentence_chrf
     if job.rerank is Rerank.bleu:
         data = find_checkpoint(Path(job.run_dir), job.checkpoint).settings("data", DataConfig)
-        tokenizer = bleu_metric(data.tgt_lang, tokenize=data.bleu_tokenize, lowercase=False).tokenizer
+        _, tgt_lang = data.languages_under(job.tag)
+        tokenizer = bleu_metric(tgt_lang, tokenize=data.bleu_tokenize, lowercase=False).tokenizer
 
         def scores(texts: Sequence[str]) -> Floats:
             return sentence_bleu([tokenizer(text.rstrip()) for text in texts])

@@ -8,11 +8,15 @@ A model that was trained on single sentences often translates only one of severa
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from transformer.checkpoint import find_checkpoint
+from transformer.config.jobs import TranslateJob
 from transformer.config.languages import language_of
+from transformer.config.settings import DataConfig
 from transformer.data.corpus import has_several_sentences
 from transformer.data.report import DataReport, read_report
 from transformer.data.tokenizer import Tokenizer
@@ -86,19 +90,19 @@ class Sentences:
     between: str  # two sentences of a translation
 
     @classmethod
-    def of(cls, run_dir: Path) -> "Sentences":
-        """For the languages of a run. Raises InputError without sentencex, CheckpointError without its data.json."""
+    def of(cls, job: TranslateJob) -> "Sentences":
+        """For the languages of a run, or of its direction under `job.tag`. Raises InputError without sentencex."""
         try:
             from sentencex import segment
         except ImportError as error:
             raise InputError(f"split=true needs sentencex: {install_command('split')}") from error
 
-        report = read_report(RunDir(run_dir))
-        has_space = language_of(report.tgt_lang, "data.tgt_lang") not in (
-            "ja",
-            "zh",
-        )  # which in Thai is all that ends a sentence
-        return cls(segment, _source_language(report), between=" " if has_space else "")
+        data = find_checkpoint(Path(job.run_dir), job.checkpoint).settings("data", DataConfig)
+        source, target = data.languages_under(job.tag)
+        with suppress(InputError):  # it may be any name, for which sentencex has general rules
+            source = language_of(source, "data.src_lang")
+        has_space = language_of(target, "data.tgt_lang") not in ("ja", "zh")  # which in Thai is all that ends one
+        return cls(segment, source, between=" " if has_space else "")
 
     def split(self, lines: Iterable[str]) -> list[list[str]]:
         """The sentences of each line, at least one; a blank line is one."""
@@ -111,11 +115,3 @@ class Sentences:
         """A line of as many translations as each of these counts says."""
         following = iter(translations)
         return [self.between.join(filter(None, islice(following, count))) for count in counts]
-
-
-def _source_language(report: DataReport) -> str:
-    """The code of the sources' language; that of a run may be any name, for which sentencex has general rules."""
-    try:
-        return language_of(report.src_lang, "data.src_lang")
-    except InputError:
-        return report.src_lang

@@ -172,9 +172,7 @@ def reached_by(share: float, counts: "Counter[float]") -> float:
 def _languages(job: TranslateJob) -> tuple[str, str]:
     """The codes of the source's language and of the translations', by which a training finds its columns."""
     data = find_checkpoint(Path(job.run_dir), job.checkpoint).settings("data", DataConfig)
-    sets = {"train": data.train, **{f"extra.{name}": pair for name, pair in data.extra.items()}}
-    tagged = [name for name, pair in sets.items() if job.tag is not None and pair.tag == job.tag]
-    source, target = data.languages_of(tagged[0]) if tagged else (data.src_lang, data.tgt_lang)
+    source, target = data.languages_under(job.tag)
     return (source, target) if source != target else ("source", "target")
 
 

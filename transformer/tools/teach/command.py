@@ -386,8 +386,7 @@ def _made_by(output: Path) -> Any:
 def _tag_between(run_dir: str, languages: tuple[str, ...]) -> str | None:
     """What a run of several directions reads in front of a source in this one; None where it needs no tag."""
     data = find_checkpoint(Path(run_dir), "auto").settings("data", DataConfig)
-    sets = {"train": data.train, **{f"extra.{name}": pair for name, pair in data.extra.items()}}
-    tags = [pair.tag for name, pair in sets.items() if data.languages_of(name) == languages]
+    tags = [pair.tag for name, pair in data.training_sets().items() if data.languages_of(name) == languages]
     return next((tag for tag in tags if tag in data.required_tags()), None)
 
 
