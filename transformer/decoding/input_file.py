@@ -6,7 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer.data.compression import DAMAGE, damaged, open_bytes
+from transformer.data.compression import DAMAGE, damaged
+from transformer.data.corpus import open_text
 from transformer.decoding.stream import read_blocks
 from transformer.errors import InputError
 
@@ -15,7 +16,7 @@ CHUNK = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Text:
-    """A file of text as it was when it was read through: what it holds, however it is compressed."""
+    """A file of text as it was when it was read through: what it holds as UTF-8, however it is compressed."""
 
     path: Path
     sha256: str
@@ -35,7 +36,7 @@ class Text:
                     f"{key}={name}: not a regular file: no other can be read again after the command is killed"
                 )
             stamp = _stamp(path)
-            with open_bytes(path, CHUNK) as file:
+            with open_text(path) as file:
                 while chunk := file.read(CHUNK):
                     digest.update(chunk)
                     newlines += chunk.count(b"\n")
@@ -64,10 +65,13 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def read_file(path: Path) -> Generator[list[bytes], None, None]:
-    """The lines of a file, plain or compressed, in the blocks that standard input gives of it. Raises InputError."""
+    """The lines of a file, as UTF-8 and not compressed, in the blocks that standard input gives of it.
+
+    Raises InputError.
+    """
     line = 1
     try:
-        with open_bytes(path, CHUNK) as file:
+        with open_text(path) as file:
             for block in read_blocks(file.read):
                 yield block
                 line += len(block)

@@ -123,6 +123,13 @@ def test_translate_writes_a_file_as_it_would_write_standard_output(suffix: str, 
     assert names() == {given, output, f".{output}.json"}
 
 
+def test_translate_reads_utf16_as_a_training_does(run_dir: Path) -> None:
+    expected = streamed(job(run_dir))
+    Path("utf16").write_bytes(f"\ufeff{TEXT.decode()}".encode("utf-16-le"))
+    in_bulk(file_job(run_dir, input="utf16"))
+    assert Path("out").read_bytes() == expected
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2", ".xz"])
 def test_translate_compresses_an_empty_text_to_what_it_reads(suffix: str, run_dir: Path) -> None:
     Path("in").write_bytes(b"")
