@@ -390,7 +390,7 @@ class ScoreJob(DecodeJob):
             f"output={self.output} needs src=FILE and tgt=FILE: standard input cannot be read again after a kill",
         )
         require(not self.pieces or self.format is LineFormat.jsonl, "pieces=true needs format=jsonl")
-        for name in ("beam_size", "max_extra", "engine", "engine_type"):
+        for name in ("beam_size", "max_extra", "engine", "engine_type", "cuda_graphs"):
             value = getattr(self.search, name)
             shown = value.name if isinstance(value, Enum) else value
             require(

@@ -72,6 +72,7 @@ INPUT = [
     ("translate n_best=0", "n_best=0 must be at least 1"),
     ("translate n_best=2000 format=tsv", "n_best=2000 must be at most 1024"),
     ("translate run_dir=a n_best=5 format=tsv", "n_best=5 must be from 1 to search.beam_size=4"),
+    ("score search.cuda_graphs=true", "search.cuda_graphs=True is for a search, and given translations need none"),
     ("translate align=true format=tsv", "align=true needs format=jsonl"),
     ("translate run_dir=a strict=true < latin1", "line 2: not UTF-8 at byte 4: mend the line"),
     ("evaluate sweep.length_penalty=0.6,nan", "sweep.length_penalty=[0.6, nan]: each must be a number from 0 to 10.0"),
