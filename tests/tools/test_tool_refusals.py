@@ -60,6 +60,7 @@ INPUT = [
     ("report", "name the run directories: transformer report runs/a"),
     ("report a a", "a is named twice"),
     ("report a a/", "a is named twice"),
+    ("report a published published.test=x", "published is named twice"),
     ("report nowhere", "nowhere: no such run directory"),
     ("report a a/hypotheses", "a/hypotheses: not a run directory: it has none of run.json"),
     # table

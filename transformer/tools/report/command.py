@@ -19,7 +19,7 @@ import torch
 from transformer import __version__
 from transformer.errors import InputError, StorageError
 from transformer.machine import resolve_threads
-from transformer.tools.compare.texts import check_named_once
+from transformer.tools.compare.texts import PUBLISHED, check_named_once
 from transformer.tools.outputs import make_output, write_output
 from transformer.tools.page import Component, format_page
 from transformer.tools.report.attention import attention_section
@@ -54,7 +54,7 @@ def report(job: ReportJob) -> Written:
     # What can be refused before the work.
     if not job.runs:
         raise InputError("name the run directories: transformer report runs/a runs/b")
-    check_named_once(job.runs, kind="run")
+    check_named_once([*job.runs, *([PUBLISHED] if job.published else [])], kind="run")
     resampling_seed()
     runs = [read_run(name) for name in job.runs]
     output = Path(job.output)
