@@ -14,6 +14,7 @@ import pytest
 
 from support.command_line import enter
 from support.corpora import read, run_command, tiny_job, write_corpus
+from transformer import registry
 from transformer.cli.commands import compose
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import to_json
@@ -30,7 +31,7 @@ from transformer.tools.plots import Point, plot_points
 from transformer.tools.significance import Interval, bootstrap_bleu
 from transformer.tools.tables import grid
 from transformer.tools.tables.format import format_markdown, write_table
-from transformer.tools.tables.grid import describe_changes, differences, with_changes
+from transformer.tools.tables.grid import describe_changes, differences, run_grid, with_changes
 from transformer.tools.tables.job import TableJob
 from transformer.tools.tables.make import make_table
 from transformer.tools.tables.measured import Measured, Table, TableRow
@@ -376,6 +377,22 @@ def test_grid_trains_each_row_with_its_seed_and_settings(grown: tuple[Path, Tabl
     assert {key: config["model"]["n_heads"] for key, config in configs.items()} == {
         key: 2 if key[0] == "base" else 1 for key in configs
     }
+
+
+def test_grid_trains_each_row_with_its_plugins_as_it_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of the user's file names them as the command line does."""
+    seen = []
+
+    def train(job: TrainJob) -> None:
+        seen.append((registry.is_allowed("tracker", "mine"), registry._settings.get("length", {})))
+
+    monkeypatch.setattr(grid, "train", train)
+    monkeypatch.setattr(registry, "_allowed", set())
+    monkeypatch.setattr(registry, "_settings", {})
+    of_rows = {unit: TrainJob(plugins={"length": {"unit": unit}}) for unit in ("words", "characters")}
+    tracked = TrainJob(train=TrainConfig(trackers=["mine"]))
+    run_grid({**of_rows, "tracked": tracked})
+    assert seen == [(False, {"unit": "words"}), (False, {"unit": "characters"}), (True, {"unit": "characters"})]
 
 
 def test_grid_skips_what_is_finished_and_goes_on_with_the_rest(

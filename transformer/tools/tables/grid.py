@@ -11,8 +11,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from transformer import registry
 from transformer.config.jobs import TrainJob
-from transformer.config.keys import as_typed, leaves
+from transformer.config.keys import as_typed, leaves, names_of_plugins
 from transformer.config.primitives import from_json, to_json
 from transformer.errors import InputError, PeerError, Rank0Error, Stopped, TransformerError
 from transformer.records import Results
@@ -38,6 +39,7 @@ def run_grid(jobs: Mapping[str, TrainJob]) -> dict[str, Results | Exception]:
 
 def _run(name: str, job: TrainJob) -> Results | Exception:
     """One run. An error of any kind ends it and not the grid: the other runs do not depend on it."""
+    registry.allow(*names_of_plugins(job), settings=job.plugins)
     try:
         return train(job)
     except TransformerError as error:
