@@ -84,7 +84,13 @@ class BatchedDecoder:
     def joined(self, other: "BatchedDecoder") -> "BatchedDecoder":
         """The ensemble of the models of both; search settings and arithmetic stay."""
         replay = None if self.replay is None or other.replay is None else Replay(self.device)
-        return replace(self, models=self.models + other.models, ready=self.ready + other.ready, replay=replay)
+        return replace(
+            self,
+            models=self.models + other.models,
+            ready=self.ready + other.ready,
+            is_plain=self.is_plain or other.is_plain,
+            replay=replay,
+        )
 
     def replayed(self) -> "BatchedDecoder":
         """The same, but a GPU replays the steps of beam searches. Samples are drawn as before."""

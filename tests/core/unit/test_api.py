@@ -566,6 +566,14 @@ def test_copied_batches_compute_in_the_way_that_was_proven(translator: transform
     assert not copy.copy(translator.decoder).is_plain
 
 
+def test_ensemble_computes_as_plainly_as_any_of_its_models_has_to(translator: transformer.Translator) -> None:
+    """A fused kernel may be unsound for the shape of one alone."""
+    fused, plain = translator.decoder, in_way(translator.decoder, PLAIN)
+    assert fused.joined(plain).is_plain
+    assert plain.joined(fused).is_plain
+    assert not fused.joined(fused).is_plain
+
+
 FORKS = """
 import os, signal, sys, torch, transformer
 torch.set_num_threads(2)
