@@ -126,12 +126,19 @@ def store_of(tokenizers: Tokenizers, pairs: Sequence[Pair]) -> Store:
 
 
 def of_epoch(
-    tokenizers: Tokenizers, rates: dict[str, float], *, pairs: Sequence[Pair] = PAIRS, epoch: int = 0, seed: int = 1
+    tokenizers: Tokenizers,
+    rates: dict[str, float],
+    *,
+    pairs: Sequence[Pair] = PAIRS,
+    epoch: int = 0,
+    seed: int = 1,
+    directions: dict[str | None, tuple[str, str]] | None = None,
 ) -> list[Pair]:
     """The pairs of an epoch as text. A long pair of capitals makes room for the others."""
     longest = [(" ".join(CAPITALS), " ".join(CAPITALS))]
     store = store_of(tokenizers, [*pairs, *longest])
-    augmentation = Augmentation(rates, tokenizers, languages=ENGLISH_GERMAN, tags=["<2de>"], seed=seed)
+    languages = {None: ENGLISH_GERMAN, "<2de>": ENGLISH_GERMAN} | dict(directions or {})
+    augmentation = Augmentation(rates, tokenizers, languages=languages, seed=seed)
     stores = EpochStores(store, None, mixture=[(len(store), 1.0)], seed=seed, augmentation=augmentation)
     made = stores.make(epoch)
     stores.close()
@@ -181,6 +188,13 @@ def test_augmentation_keeps_tags_and_what_has_an_unknown_piece(tokenizers: Token
     assert of_epoch(tokenizers, {"unmarked": 1.0}, pairs=[("...", "!")]) == [("...", "!")], "no side is left empty"
 
 
+def test_augmentation_goes_by_the_languages_of_a_tag(tokenizers: Tokenizers) -> None:
+    """Turkish has a capital of its own for i, which is no piece here: so the pair stays as it is."""
+    pairs = [("light.", "light!"), ("<2de> light.", "light!")]
+    found = of_epoch(tokenizers, {"upper": 1.0}, pairs=pairs, directions={"<2de>": ("en", "tr")})
+    assert found == [("LIGHT.", "LIGHT!"), ("<2de> light.", "light!")]
+
+
 def test_augmentation_keeps_both_sides_of_a_pair_that_would_be_too_long(
     tokenizers: Tokenizers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,7 +202,7 @@ def test_augmentation_keeps_both_sides_of_a_pair_that_would_be_too_long(
     caplog.set_level("INFO")
     pairs = [("tree", "house tree river water stone light green quiet"), ("house tree river water stone light", "tree")]
     plain = store_of(tokenizers, pairs)
-    augmentation = Augmentation({"upper": 1.0}, tokenizers, languages=ENGLISH_GERMAN, tags=[], seed=1)
+    augmentation = Augmentation({"upper": 1.0}, tokenizers, languages={None: ENGLISH_GERMAN}, seed=1)
     sides: Sides = (plain.gather(np.arange(2), 0), plain.gather(np.arange(2), 1))
     longer = augmentation.change(sides, np.arange(2), epoch=0)
     grown = [longer[side].counts + 1 > plain.longest[side] for side in (0, 1)]

@@ -32,16 +32,15 @@ class Augmentation:
         rates: Mapping[str, float],
         tokenizers: Tokenizers,
         *,
-        languages: tuple[str, str],
-        tags: Sequence[str],
+        languages: Mapping[str | None, tuple[str, str]],
         seed: int,
     ) -> None:
+        """`languages` are those of the pairs by the tag in front of their sources; None: without one."""
         self._changes: list[tuple[Augment, float, str]] = [
             (registry.find("augment", name), rate, name) for name, rate in rates.items()
         ]
         self._tokenizers = tokenizers
         self._languages = languages
-        self._tags = tags
         self._seed = seed
 
     def change(self, plain: Sides, ids: Ids, *, epoch: int) -> Sides:
@@ -71,9 +70,9 @@ class Augmentation:
 
     def _augmented(self, augment: Augment, pair: Pair, draw: Random) -> Pair:
         """The changed pair; the tag of a source stays as it is."""
-        tag = next((tag for tag in self._tags if pair[0].startswith(f"{tag} ")), None)
+        tag = next((tag for tag in self._languages if pair[0].startswith(f"{tag} ")), None)
         source = pair[0] if tag is None else pair[0].removeprefix(f"{tag} ")
-        source, target = augment((source, pair[1]), self._languages, draw.random)
+        source, target = augment((source, pair[1]), self._languages[tag], draw.random)
         return with_tag(source, tag), target
 
     def _decode(self, side: int, sentences: Sentences, rows: Ids) -> list[str]:

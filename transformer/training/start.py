@@ -209,10 +209,9 @@ def _augmentation(job: TrainJob, prepared: Prepared) -> Augmentation | None:
     rates = job.train.augment.rates
     if not rates:
         return None
-    tags = {pair.tag for pair in job.data.sets().values() if pair.tag is not None}
-    languages = (job.data.src_lang, job.data.tgt_lang)
+    languages = {tag: job.data.languages_under(tag) for tag in (None, *job.data.learnt_tags())}
     make: Callable[..., Augmentation] = registry.find("lines", "augmentation")
-    return make(rates, prepared.tokenizers, languages=languages, tags=sorted(tags), seed=job.train.seed)
+    return make(rates, prepared.tokenizers, languages=languages, seed=job.train.seed)
 
 
 def build_run(
