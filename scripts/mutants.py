@@ -1106,6 +1106,20 @@ FOUND = (
         "tools/test_teach.py::test_a_teacher_of_no_sound_pair_ends_before_a_training",
     ),
     Mutant(
+        "a pair that the reverse model has no room for ends a teach",
+        "tools/teach/command.py",
+        "yield pair if max(map(len, ids)) <= most else",
+        "yield pair if most else",
+        "tools/test_teach.py::test_a_pair_that_the_reverse_model_has_no_room_for_is_left_out",
+    ),
+    Mutant(
+        "augmentation goes by one pair of languages under every tag",
+        "tools/augmentation.py",
+        "self._languages[tag]",
+        "self._languages[None]",
+        "tools/test_augment.py::test_augmentation_goes_by_the_languages_of_a_tag",
+    ),
+    Mutant(
         "rows of a data set that are not UTF-8 are a bug",
         "data/table.py",
         "        except UnicodeDecodeError as error:",
