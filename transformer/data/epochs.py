@@ -141,16 +141,18 @@ class EpochStores:
     def _make(self, epoch: int) -> Store:
         began = time.perf_counter()
         self._too_long = 0
-        starts = range(0, self._count, BLOCK)
-        blocks = [self._draw(np.arange(start, min(start + BLOCK, self._count)), epoch=epoch) for start in starts]
 
-        sides = []
-        for drawn in zip(*blocks, strict=True):
-            pieces = np.concatenate([sentences.pieces for sentences in drawn])
-            counts = np.concatenate([sentences.counts for sentences in drawn])
-            sides.append((pieces, np.concatenate([[0], counts.cumsum()])))
+        # Buffers that grow in place: blocks that are put together would be there twice.
+        pieces = [bytearray() for _ in SIDES]
+        offsets = [np.zeros(self._count + 1, np.int64) for _ in SIDES]
+        for start in range(0, self._count, BLOCK):
+            end = min(start + BLOCK, self._count)
+            for side, sentences in enumerate(self._draw(np.arange(start, end), epoch=epoch)):
+                pieces[side] += sentences.pieces.tobytes()
+                offsets[side][start + 1 : end + 1] = sentences.counts
 
-        (source, source_offsets), (target, target_offsets) = sides
+        source, target = (np.frombuffer(of_side, self.corpus.dtype) for of_side in pieces)
+        source_offsets, target_offsets = (counts.cumsum(out=counts) for counts in offsets)
         store = Store((source, target), (source_offsets, target_offsets))
         self._log(store, seconds=time.perf_counter() - began)
         return store

@@ -4,6 +4,7 @@ import gc
 import random
 import threading
 import time
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -192,6 +193,25 @@ def test_epoch_stores_keep_the_type_of_the_ids(dtype: str) -> None:
     stores = make_stores(make_corpus(dtype))
     assert stores(0).dtype == np.dtype(dtype)
     stores.close()
+
+
+def test_epoch_stores_make_an_epoch_in_hardly_more_memory_than_it_takes() -> None:
+    """Its pieces are never there twice, as blocks and put together."""
+    lengths = np.full(50_000, 40)
+    pieces = np.zeros(lengths.sum(), "<u2")
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    stores = EpochStores(Store((pieces, pieces), (offsets, offsets)), None, mixture=[(50_000, 1.0)], seed=1)
+    stores.changes = "nothing"  # but every epoch is made
+    tracemalloc.start()
+    try:
+        store = stores.make(0)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    stores.close()
+    assert len(store) == 50_000
+    assert held > 2 * pieces.nbytes
+    assert peak < 1.3 * held
 
 
 def test_epoch_stores_keep_no_epoch_that_is_over() -> None:
