@@ -20,6 +20,7 @@ from transformer.errors import CheckpointError
 from transformer.evaluation.metrics import ALWAYS, bleu_metric, choose, mean_of, named
 from transformer.evaluation.score import measure
 from transformer.evaluation.sets import Sets, digest_sets, keep_translations, score_sets, share_sets, translate_pairs
+from transformer.files import remove
 from transformer.plugins import ScoreMetric, ScoreSettings
 from transformer.records import Results, Scores
 from transformer.run_dir import DEV
@@ -99,6 +100,7 @@ def _evaluate(run: Run) -> None:
     translations = translate_pairs(translator, sets, world)
 
     def write() -> None:
+        remove(run.directory.results)  # perhaps of another average: they are of the translations that are replaced
         keep_translations(run.directory, translations)
         scores = _score(run, sets, translations)
         run.directory.write_results(_results(run, checkpoint, scores, engine=translator.engine))

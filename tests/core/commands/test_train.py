@@ -69,7 +69,7 @@ from transformer.evaluation.sets import evaluate, format_results
 from transformer.records import Progress, Validation
 from transformer.run_dir import RunDir
 from transformer.tracking import Tracker
-from transformer.training import loop, saving
+from transformer.training import finish, loop, saving
 from transformer.training.loop import train
 from transformer.training.step import Objective
 from transformer.training.validate import DevSet
@@ -537,6 +537,26 @@ def test_train_averages_and_scores_again_for_another_number_of_checkpoints(corpu
     run_dir = run(tiny_job(tmp_path / "a", corpus, average=2, **recipe))
     assert results_of(run_dir)["averaged"] == [4, 6]
     run(tiny_job(tmp_path / "a", corpus, average=1, **recipe))
+    assert results_of(run_dir)["averaged"] == [6]
+
+
+def test_train_that_dies_while_it_scores_leaves_no_scores_of_the_translations_before(
+    corpus: DataConfig, tmp_path: Path
+) -> None:
+    """Beside the new translations, those of another average would be taken for theirs."""
+    recipe: dict[str, Any] = {"max_steps": 6, "save_every": 2}
+    run_dir = run(tiny_job(tmp_path / "a", corpus, average=2, **recipe))
+    last = tiny_job(tmp_path / "a", corpus, average=1, **recipe)
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "score_sets", die)
+        with pytest.raises(KeyboardInterrupt):
+            run(last)
+    assert not (run_dir / "results.json").exists()
+    run(last)
     assert results_of(run_dir)["averaged"] == [6]
 
 
