@@ -6,7 +6,7 @@ a missing one and a value of another type. `RunDir` says where each document lie
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -37,6 +37,9 @@ MOST_RANKS = 1 << 16
 SPIKE = 10.0
 RECENT = 100  # updates that the running mean looks back on
 FIRST_UPDATES = 20  # that cannot be spikes: there is no mean to compare them with yet
+
+# Scores of single dev sets that a training remembers: 8 MB of JSON, and no more than files.JSON_LIMIT is read back.
+MOST_SET_SCORES = 40_000
 
 
 # ---- run.json: what a run was started with --------------------------------------------------------------------------
@@ -228,7 +231,7 @@ class Validation:
     nll: float  # plain
     bleu: float
     chrf: float
-    sets: dict[str, DevScores] = field(default_factory=dict)  # of several dev sets, by key: what this is the mean of
+    sets: dict[str, DevScores] = field(default_factory=dict)  # of several dev sets, by key; see `Progress.record`
 
     def __post_init__(self) -> None:
         at_least(self, "validation.", 0, "step")
@@ -328,10 +331,17 @@ class Progress:
         self.usual_norm += (norm - self.usual_norm) / min(applied, RECENT)
 
     def record(self, validation: Validation, metric: Metric) -> bool:
-        """Add a validation; returns whether it is better than all before."""
+        """Add a validation; returns whether it is better than all before.
+
+        Of several dev sets, older validations keep the mean alone; metrics.jsonl has them all.
+        """
         best = max((v.rank_key(metric) for v in self.validations), default=-math.inf)
         is_best = validation.rank_key(metric) > best
         self.validations.append(validation)
+
+        if validation.sets:
+            detailed = max(1, MOST_SET_SCORES // len(validation.sets))
+            self.validations[:-detailed] = [replace(older, sets={}) for older in self.validations[:-detailed]]
         return is_best
 
     def best_steps(self, metric: Metric) -> list[int]:

@@ -15,8 +15,9 @@ from support.ranks import ranks
 from transformer.config.primitives import from_json, to_json
 from transformer.config.settings import Metric, TrainConfig
 from transformer.distributed import World, join_world
+from transformer.files import read_json, write_json
 from transformer.loss import perplexity
-from transformer.records import Progress, Validation, WindowTotals
+from transformer.records import DevScores, Progress, Validation, WindowTotals
 from transformer.training.step import StepResult
 from transformer.training.window import (
     GradientNorms,
@@ -98,6 +99,18 @@ def test_progress_decides_the_same_after_an_interruption(metric: Metric) -> None
             broken = restored(broken)
             assert straight.best_steps(metric) == broken.best_steps(metric)
             assert straight.stalled(metric) == broken.stalled(metric)
+
+
+def test_progress_of_many_directions_never_outgrows_what_is_read_back(tmp_path: Path) -> None:
+    """Of a hundred dev sets, the last 400 validations have each; the means, and what follows from them, stay."""
+    sets = {f"devs.{number}": DevScores(loss=2 / 3, nll=1 / 3, bleu=100 / 7, chrf=100 / 3) for number in range(100)}
+    progress = Progress(step=2_000)
+    for step in range(1, 1_001):
+        assert progress.record(Validation.of(step, sets), Metric.bleu) == (step == 1)
+    assert [len(validation.sets) for validation in progress.validations] == [0] * 600 + [100] * 400
+    assert len({validation.bleu for validation in progress.validations}) == 1
+    write_json(tmp_path / "state.json", to_json(progress))
+    assert from_json(Progress, read_json(tmp_path / "state.json"), complete=True) == progress
 
 
 def test_progress_ranks_random_validations_as_sorting_would() -> None:
