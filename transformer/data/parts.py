@@ -133,10 +133,12 @@ def prepare_part(job: TrainJob, number: int, parts: int) -> None:
                 is_done=lambda: _open_part(path, plan, number),
                 make=lambda: build(path, partial(_encode_part, folder, plan, corpus, number), marks=STORE_MARKS),
             )
-            part = from_json(PieceCounts, read_json(path / plan.counts(number)))
+            part = from_json(PieceCounts, read_json(path / plan.counts(number))) if work.is_there() else None
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(f"{folder}: cannot be written ({reason}): free space or set data.store_dir") from error
+    if part is None:  # while this command waited for another one, all parts were joined
+        return prepare_part(job, number, parts)
     pairs = f"{sum(part.kept):,} of {plan.starts[number + 1] - plan.starts[number]:,} pairs"
     log.info("part %d of %d is ready: %s; %.1f s", number, parts, pairs, time.monotonic() - began)
 

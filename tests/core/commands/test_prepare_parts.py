@@ -20,6 +20,7 @@ from support.paths import ROOT
 from transformer.cli.commands import compose
 from transformer.config.jobs import PrepareJob, TrainJob
 from transformer.config.settings import ExtraConfig, PairConfig
+from transformer.data import parts
 from transformer.data.corpus import Pair
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.source import Source
@@ -232,6 +233,22 @@ def test_prepare_clears_the_parts_that_a_kill_left(job: TrainJob, step: str, mon
 
 
 # ---- what is missing, and what has changed --------------------------------------------------------------------------
+
+
+def test_prepare_of_a_part_ends_well_where_all_are_joined_while_it_waits(
+    job: TrainJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a scheduler has started a part twice: the second looks at what the first has made, and it goes."""
+    for number in (0, 1):
+        part(job, number, 2)
+
+    def join(*_: object) -> None:
+        monkeypatch.undo()
+        prepare(job)
+
+    monkeypatch.setattr(parts, "_open_part", join)
+    part(job, 1, 2)
+    assert "part 1 of 2 is already in the prepared corpus" in caplog.text
 
 
 def test_prepare_of_a_part_without_the_plan_is_too_early(job: TrainJob) -> None:
