@@ -672,6 +672,20 @@ FOUND = (
         "core/faults/test_faults_disk.py::test_train_ends_without_a_traceback_where_the_thread_of_tensorboard_fails",
     ),
     Mutant(
+        "scores of another average beside new translations",
+        "training/finish.py",
+        "        remove(run.directory.results)  #",
+        "        pass  #",
+        "core/commands/test_train.py::test_train_that_dies_while_it_scores_leaves_no_scores_of_the_translations_before",
+    ),
+    Mutant(
+        "a state of many dev sets that is too large to be read",
+        "records.py",
+        "        if validation.sets:",
+        "        if False:",
+        "core/unit/test_window.py::test_progress_of_many_directions_never_outgrows_what_is_read_back",
+    ),
+    Mutant(
         "results are not made again after a kill",
         "training/finish.py",
         "    if not world.from_rank0(lambda: is_finished(run)):\n",
