@@ -14,22 +14,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import nn
 
 from transformer import registry
 from transformer.average import first_of_average, warn_of_early_average
 from transformer.checkpoint import Checkpoint, load_checkpoint, newest
-from transformer.compute import avoid_cudnn_attention, resolve_device, untried_torch
+from transformer.compute import autocast, avoid_cudnn_attention, resolve_device, untried_torch
 from transformer.config.jobs import TrainJob
 from transformer.config.primitives import from_json, to_json
-from transformer.config.settings import Device
+from transformer.config.settings import Device, Precision
 from transformer.data.augmentation import Augmentation
+from transformer.data.batch import Batch, collate
 from transformer.data.corpus import Pair
 from transformer.data.epochs import EpochStores, epoch_stores
 from transformer.data.plan import Batching
 from transformer.data.prepare import Prepared, prepare
 from transformer.data.tokenizer import Tokenizers
-from transformer.distributed import Wait, World, local_device
+from transformer.distributed import Wait, World, collective_errors_named, local_device
 from transformer.errors import CheckpointError, InputError, StorageError
 from transformer.evaluation.score import check_scores
 from transformer.evaluation.sets import digest_sets
@@ -367,6 +370,9 @@ def _build(
     # The model under its loss, as it will be trained.
     objective = _objective(way, job, state)
     parallel = objective if way.cuda_graphs else world.wrap(objective)
+    if parallel is not objective:
+        nobody = collate(store, np.zeros(0, np.int64), batching.slots_of(store.lengths[:0]), kernel=batching.kernel)
+        _settle(parallel, nobody.to(device), device=device, precision=way.precision)
     if way.compile:
         prover.prove(
             replace(way, cuda_graphs=False),
@@ -384,6 +390,19 @@ def _build(
             way, lambda: replayed_deviation(way, graphed=graphed, store=store, batching=batching, device=device)
         )
     return _Built(way, state, record, computation, memory)
+
+
+def _settle(parallel: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> None:
+    """Let DDP have its first backward pass before the first step, of a batch without a sentence.
+
+    After that it puts parameters into other buckets, and so adds up the gradients of three ranks or more in another
+    order. A run that resumes would begin with the first buckets again, and differ in the last bits.
+    """
+    with collective_errors_named():
+        with autocast(device, precision):
+            loss, _ = parallel(batch)
+        loss.backward()
+    parallel.zero_grad(set_to_none=True)
 
 
 def _objective(way: Resolved, job: TrainJob, state: TrainState) -> Objective:

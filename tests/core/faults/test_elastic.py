@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from support.corpora import run, spell, step_dir, tiny_job, write_corpus, write_pair
+from support.corpora import assert_same_tensors, run, spell, step_dir, tiny_job, write_corpus, write_pair
 from support.ranks import ranks
 from support.tiers import tiers
 from transformer.config.jobs import TrainJob
@@ -190,3 +190,21 @@ def test_train_on_twelve_schedules_of_ranks_is_the_run_of_one_process(
     record_property("elastic schedules", 1)
     with capsys.disabled():
         print(f"\n{found}")
+
+
+@pytest.mark.faults
+def test_train_on_three_ranks_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """Though DDP adds up the gradients of its first step in another order than those of all others."""
+    data = write_corpus(tmp_path / "corpus")
+    data.test = {}
+
+    def train_until(last: int, name: str) -> None:
+        settings: dict[str, Any] = {"save_every": 2, "validate_every": 100, "average": 1, "max_tokens": 100}
+        job = tiny_job(tmp_path / name, data, max_steps=last, **settings)
+        assert ranks(3, lambda: run(job), tmp_path) == [0] * 3, (tmp_path / "rank-0").read_text(encoding="utf-8")
+
+    train_until(4, "straight")
+    for last in (2, 4):
+        train_until(last, "resumed")
+    straight, resumed = (step_dir(tmp_path / name, 4) / "model.safetensors" for name in ("straight", "resumed"))
+    assert_same_tensors(straight, resumed)
