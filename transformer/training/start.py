@@ -368,12 +368,13 @@ def _build(
     batching = batching_for(way)
 
     # The model under its loss, as it will be trained.
-    objective = _objective(way, job, state)
+    objective = _objective(way, job, state)  # compiled, if at all, once DDP has settled
     parallel = objective if way.cuda_graphs else world.wrap(objective)
     if parallel is not objective:
         nobody = collate(store, np.zeros(0, np.int64), batching.slots_of(store.lengths[:0]), kernel=batching.kernel)
         _settle(parallel, nobody.to(device), device=device, precision=way.precision)
     if way.compile:
+        objective.compile()
         prover.prove(
             replace(way, cuda_graphs=False),
             lambda: compiled_deviation(
@@ -406,11 +407,8 @@ def _settle(parallel: nn.Module, batch: Batch, *, device: torch.device, precisio
 
 
 def _objective(way: Resolved, job: TrainJob, state: TrainState) -> Objective:
-    """The model under its loss, compiled or not."""
-    objective = Objective(state.model, job.train.label_smoothing, loss_rows=way.loss_rows).train()
-    if way.compile:
-        objective.compile()
-    return objective
+    """The model under its loss."""
+    return Objective(state.model, job.train.label_smoothing, loss_rows=way.loss_rows).train()
 
 
 def _prover(job: TrainJob, directory: RunDir, *, device: torch.device, world: World, proves: bool) -> Prover:
