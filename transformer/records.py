@@ -231,7 +231,7 @@ class Validation:
     nll: float  # plain
     bleu: float
     chrf: float
-    sets: dict[str, DevScores] = field(default_factory=dict)  # of several dev sets, by key; see `Progress.record`
+    sets: dict[str, DevScores] = field(default_factory=dict)  # of several dev sets, by key; old ones are forgotten
 
     def __post_init__(self) -> None:
         at_least(self, "validation.", 0, "step")
