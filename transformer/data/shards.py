@@ -36,6 +36,8 @@ def find_files(names: str | list[str], key: str, *, language: str | None = None)
             found = [Path(path) for path in sorted(glob(name, recursive=True)) if not os.path.isdir(path)]
         else:
             found = [Path(name)]
+            if "," in name and not found[0].exists():
+                raise InputError(f"{key}={name}: there is no such file: a list has brackets, '{key}=[{name}]'")
         if not found:
             raise InputError(f"{key}={name}: there is no such file: check {key} and data.root")
         files += found
