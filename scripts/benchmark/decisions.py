@@ -21,9 +21,7 @@ class Condition(NamedTuple):
     unit: str
     least: float = -math.inf
     most: float = math.inf
-    over: tuple[
-        tuple[str, ...], ...
-    ] = ()  # what it would replace, each as `keys`: the number is a share of their least
+    over: tuple[tuple[str, ...], ...] = ()  # what it would replace, each as `keys`: then a share of their least
 
     def number(self, found: dict[str, Numbers]) -> float:
         """Raises ValueError, which says why there is none."""

@@ -110,7 +110,7 @@ def _pack_side(
     return Packed(
         offsets=torch.from_numpy(offsets),
         position_ids=torch.from_numpy(position_ids),
-        longest=_whole_multiples(int(lengths.max(initial=0)), _LONGEST),
+        longest=_whole_multiples(int(lengths.max(initial=1)), _LONGEST),  # of no sentence, too: kernels want some
         groups=None if members is None else _groups_of(lengths, offsets, capacity=capacity, members=members),
         kernel=kernel,
     )

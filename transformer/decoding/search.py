@@ -422,7 +422,7 @@ def _best(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor
 
 def _best_of_rows(logits: Tensor, count: int, *, banned: Tensor) -> tuple[Tensor, Tensor]:
     """`_best` of `R` rows. What is banned has its part of the softmax, but is not among the best."""
-    log_probs = torch.log_softmax(at_least_fp32(logits), 1)  # (R, V): in one kernel, where a GPU reads the row once
+    log_probs = torch.log_softmax(at_least_fp32(logits), 1)  # (R, V): on a GPU a single kernel
 
     # Banned tokens may be among the largest, so as many more are asked for.
     values, tokens = _largest(log_probs, min(count + len(banned), log_probs.shape[1]))  # (R, count + banned)

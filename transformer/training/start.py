@@ -371,8 +371,8 @@ def _build(
     objective = _objective(way, job, state)  # compiled, if at all, once DDP has settled
     parallel = objective if way.cuda_graphs else world.wrap(objective)
     if parallel is not objective:
-        nobody = collate(store, np.zeros(0, np.int64), batching.slots_of(store.lengths[:0]), kernel=batching.kernel)
-        _settle(parallel, nobody.to(device), device=device, precision=way.precision)
+        first = collate(store, np.zeros(1, np.int64), batching.slots_of(store.lengths[:1]), kernel=batching.kernel)
+        _settle(parallel, first.to(device), device=device, precision=way.precision)
     if way.compile:
         objective.compile()
         prover.prove(
@@ -394,7 +394,7 @@ def _build(
 
 
 def _settle(parallel: nn.Module, batch: Batch, *, device: torch.device, precision: Precision) -> None:
-    """Let DDP have its first backward pass before the first step, of a batch without a sentence.
+    """Let DDP have its first backward pass before the first step, of one pair, whose gradient is dropped.
 
     After that it puts parameters into other buckets, and so adds up the gradients of three ranks or more in another
     order. A run that resumes would begin with the first buckets again, and differ in the last bits.

@@ -335,6 +335,13 @@ def test_packed_tiles_by_hand() -> None:
     assert source.tiles.owner.tolist() == [*[0] * 30, *[1] * 30, *[2] * 65, *[3] * 40, *[4] * 129, *[5] * 2, *[-1] * 88]
 
 
+def test_packed_batch_of_no_sentence_has_room_for_some() -> None:
+    """A rank without a sentence computes, too: attention by offsets is asked for a longest sentence above 0."""
+    source, target = pack(np.zeros((0, 2), np.int64), (64, 64), kernel=AttentionKernel.varlen)
+    assert source.longest == target.longest == 128
+    assert len(source.offsets) > 1
+
+
 @pytest.mark.parametrize(("longest", "said"), [(64, 64), (65, 128), (128, 128), (129, 256), (400, 256)])
 def test_packed_tiles_say_which_of_them_a_batch_needs(longest: int, said: int) -> None:
     for pair in ([longest, 3], [3, longest]):
